@@ -1,0 +1,40 @@
+# deltarelay: `make demo` shows it, `make test` proves it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check bench slow clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	$(BIN)/deltarelay models pull
+	touch $(READY)
+
+demo: setup
+	$(BIN)/deltarelay demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/deltarelay bench relay --json
+	$(BIN)/deltarelay bench link --json
+	$(BIN)/deltarelay bench edge --json
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

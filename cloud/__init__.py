@@ -1,0 +1,1 @@
+"""The decoder: incremental prefill, continuous batching, replies."""

@@ -1,0 +1,116 @@
+"""`deltarelay cloud` serves a model; `deltarelay models` manages what can be served."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.commands import parser, print_json, progress, run, start_logging
+from shared.config import load_settings
+from shared.models import known_models, model_path, pull
+
+
+def cloud(arguments: Sequence[str]) -> int:
+    """Run a decoder until SIGTERM or Ctrl-C."""
+    ask = parser("cloud", "Serve a model to vehicles.", settings=True)
+    ask.add_argument("--model", help="a known model's name or a path")
+    ask.add_argument(
+        "--listen",
+        action="append",
+        metavar="ADDRESS",
+        help="shm:///path or mqtt://host:port; may be repeated",
+    )
+    options = ask.parse_args(arguments)
+    start_logging(options.log_level)
+    from cloud.decoder import DecoderSettings
+
+    settings = load_settings(DecoderSettings, options.config, _changes(options))
+    addresses = settings.listen or [f"shm://{default_socket()}"]
+    return asyncio.run(_serve(settings, addresses))
+
+
+async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:  # noqa: F821
+    from cloud.decoder import load_brain
+    from cloud.server import Decoder
+
+    loop = asyncio.get_running_loop()
+    progress(f"loading {settings.model}")
+    decoder = Decoder(load_brain(settings), settings)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        await decoder.start(addresses)
+        progress(f"decoder {decoder.name} serves {settings.model} at {', '.join(addresses)}")
+        serving = asyncio.create_task(decoder.run(), name="serve")
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        done, waiting = await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        if serving in done:
+            serving.result()
+    finally:
+        await decoder.close()
+    return 0
+
+
+def _changes(options: argparse.Namespace) -> list[str]:
+    changes = list(options.changes)
+    if options.model:
+        changes.append(f"model={_quoted(options.model)}")
+    if options.listen:
+        changes.append(f"listen=[{', '.join(map(_quoted, options.listen))}]")
+    return changes
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def default_socket() -> Path:
+    """Return where a decoder of this user listens by default."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) if runtime else Path(f"/tmp/deltarelay-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / "deltarelay.sock"
+
+
+def models(arguments: Sequence[str]) -> int:
+    """Pull, list and find models."""
+    ask = parser("models", "Models that can be served by name.", reports=True)
+    actions = ask.add_subparsers(dest="action", required=True)
+    for name, about in (("pull", "download and verify"), ("path", "print where a model lies")):
+        action = actions.add_parser(name, help=about)
+        action.add_argument("model", nargs="?", default="smollm2-135m-instruct")
+    actions.add_parser("list", help="print the known models")
+    options = ask.parse_args(arguments)
+    start_logging(options.log_level)
+    if options.action == "list":
+        return _list_models(as_json=options.json)
+    path = (
+        pull(options.model, progress=progress)
+        if options.action == "pull"
+        else model_path(options.model)
+    )
+    if options.json:
+        print_json({"model": options.model, "path": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def _list_models(*, as_json: bool) -> int:
+    rows = [{"model": m.name, "bytes": m.size, "license": m.license, "pulled": m.pulled} for m in known_models()]
+    if as_json:
+        print_json({"models": rows})
+    for row in [] if as_json else rows:
+        state = "pulled" if row["pulled"] else "not pulled"
+        print(f"{row['model']}  {row['bytes'] / 1e6:.0f} MB  {row['license']}  {state}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run("cloud", cloud, sys.argv[1:]))

@@ -1,0 +1,290 @@
+"""A conversation in the cloud: a relay stream on one side, an engine sequence on the other.
+
+Owns template and history. Whatever changes, the whole prompt is known by construction, and the sequence is
+spliced at the longest common prefix: a frame that changes no id changes nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass
+
+from cloud.engine.engine import Engine
+from cloud.engine.sequence import Generation, Lane, Sequence
+from cloud.stop import StopFilter
+from cloud.template import ChatTemplate, ChatTurn
+from cloud.worker import Worker
+from shared.errors import ContextLengthError
+from shared.frames import Reason
+from shared.session import Cancelled, CloudStream, Ended, Event, HistorySet, Opened, Reopened, Revised
+from shared.tokenizer import Tokenizer
+from shared.tokenlog import common_prefix
+
+MIN_REPLY = 16
+"""Tokens that must be left for a reply behind a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What all conversations of one decoder share."""
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int]
+    context: int
+    max_tokens: int
+    """Most tokens of one reply, whatever a device asks for."""
+    worker: Worker
+    clock: Callable[[], float]
+
+    @property
+    def longest_turn(self) -> int:
+        """Most tokens of a turn in a conversation without a system text."""
+        template = self.template
+        overhead = len(template.opening("")) + len(template.reply_opening) + MIN_REPLY
+        return self.context - overhead
+
+
+class Conversation:
+    """One conversation. Lives in the event loop; talks to the engine by commands.
+
+    Args:
+        on_change: called after something was given to the stream, to put it on the wire.
+        notice: tells the device something (topic, text).
+
+    Raises:
+        ContextLengthError: the system text leaves no room.
+    """
+
+    def __init__(
+        self,
+        stream: CloudStream,
+        voice: Voice,
+        *,
+        on_change: Callable[[], None],
+        notice: Callable[[str, str], None],
+    ) -> None:
+        self.stream = stream
+        self._voice = voice
+        self._on_change, self._notice = on_change, notice
+        self._turns: list[ChatTurn | None] = []
+        """Finished turns; None: refused or dropped, no longer part of the prompt."""
+        self._generation: Generation | None = None
+        self._stop: StopFilter | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._told: list[int] = []
+        """What the engine was told the sequence is; it may have drawn more behind it."""
+        self._sequence: Sequence | None = None
+        self.touched = voice.clock()
+        self._begin()
+
+        def add(engine: Engine) -> None:
+            self._sequence = engine.add()
+
+        voice.worker.submit(add)
+        self._tell(self._prompt())
+
+    def on_event(self, event: Event) -> None:
+        """Follow what the stream reports."""
+        self.touched = self._voice.clock()
+        match event:
+            case Revised():
+                self._revised()
+            case Ended():
+                self._ended()
+            case Reopened():
+                self._silence()
+                self._revised()
+            case Cancelled():
+                self._cancelled(event)
+            case HistorySet():
+                self._history(event)
+            case Opened():
+                self._silence()
+                self._turns.clear()
+                self._begin()
+                self._tell(self._prompt())
+            case _:
+                raise AssertionError(f"{event} is not about a conversation")
+
+    def close(self) -> None:
+        """Free everything."""
+        self._silence()
+        sequence_of = self._take_sequence
+
+        def remove(engine: Engine) -> None:
+            if (sequence := sequence_of()) is not None:
+                engine.remove(sequence)
+
+        self._voice.worker.submit(remove)
+
+    # --- what the stream reports
+
+    def _begin(self) -> None:
+        self._opening = self._voice.template.opening(self.stream.body.system)
+        if len(self._opening) + 2 * MIN_REPLY > self._voice.context:
+            raise ContextLengthError(
+                f"the system text and its template take {len(self._opening)} tokens of a context of "
+                f"{self._voice.context}: shorten it"
+            )
+
+    def _revised(self) -> None:
+        user = self.stream.log.ids
+        if self._make_room(len(user)):
+            self._tell([*self._prompt(), *user])
+
+    def _ended(self) -> None:
+        user, body, reply = self.stream.log.committed, self.stream.body, self.stream.reply
+        if not self._make_room(len(user)):
+            most = self._voice.longest_turn
+            why = f"the turn has {len(user)} tokens, this decoder takes about {most}: split it"
+            self._notice("turn-refused", why)
+            self._finish(Reason.ERROR)
+            return
+        prompt = [*self._prompt(), *user, *self._voice.template.reply_opening]
+        room = self._voice.context - len(prompt)
+        most = min(body.max_tokens, self._voice.max_tokens, room)
+        if len(reply) >= most:
+            self._finish(Reason.LENGTH)
+            return
+        self._stop = StopFilter(self._voice.tokenizer, body.stop) if body.stop else None
+        deadline = float("inf")
+        if body.deadline > 0:
+            deadline = self._voice.clock() + body.deadline
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_later(body.deadline, self._expire)
+        self._speak([*prompt, *reply], most, deadline)
+
+    def _cancelled(self, event: Cancelled) -> None:
+        self._silence()
+        if event.user_ids is not None:
+            self._turns.append(ChatTurn(event.user_ids, list(self.stream.reply)))
+        elif self._turns and (last := self._turns[-1]) is not None:
+            self._turns[-1] = ChatTurn(last.user, last.reply[: event.heard])
+        self._revised()
+
+    def _history(self, event: HistorySet) -> None:
+        self._silence()
+        del self._turns[event.turn :]
+        if event.done:
+            empty = not event.user_ids and not event.reply_ids
+            self._turns.append(None if empty else ChatTurn(event.user_ids, event.reply_ids))
+            self._make_room(0)
+            self._tell(self._prompt(), Lane.BULK)
+
+    # --- what the engine reports
+
+    def _drawn(self, generation: Generation, token: int, why: str) -> None:
+        if generation is not self._generation or not self.stream.ended:
+            return  # of a reply that was cancelled
+        self.touched = self._voice.clock()
+        fresh, stopped = [token], False
+        if why == Reason.STOP:
+            fresh = []
+        elif self._stop is not None:
+            fresh, stopped = self._stop.feed(token)
+        if why and not stopped and self._stop is not None:
+            fresh += self._stop.flush()
+        if fresh:
+            self.stream.extend_reply(fresh)
+        if stopped:
+            self._silence()
+            self._finish(Reason.STOP)
+        elif why:
+            self._finish(why)
+        else:
+            self._on_change()
+
+    def _expire(self) -> None:
+        if self.stream.ended:
+            self._silence()
+            self._notice("deadline", f"no complete reply within {self.stream.body.deadline:g} s")
+            self._finish(Reason.DEADLINE)
+
+    # --- inside
+
+    def _prompt(self) -> list[int]:
+        """Ids up to the open turn's first."""
+        kept = [turn for turn in self._turns if turn is not None]
+        return self._voice.template.prompt(self._opening, kept)
+
+    def _make_room(self, user: int) -> bool:
+        """Drop whole oldest turns once the context is full, down to half; False if even that won't do."""
+        context = self._voice.context
+        wanted = user + len(self._voice.template.reply_opening) + MIN_REPLY
+        if len(self._prompt()) + wanted <= context:
+            return True
+        dropped = [i for i, turn in enumerate(self._turns) if turn is not None]
+        last = None
+        for number in dropped:
+            if len(self._prompt()) + wanted <= context // 2:
+                break
+            self._turns[number] = None
+            last = number
+        if last is not None:
+            self._notice(
+                "turns-dropped",
+                f"turns up to {last} no longer fit the context of {context} tokens; forgotten",
+            )
+        return len(self._prompt()) + wanted <= context
+
+    def _tell(self, prompt: list[int], lane: Lane = Lane.LIVE) -> None:
+        """Tell the engine what the sequence is now, if that differs from what it was told."""
+        keep = common_prefix(self._told, prompt)
+        if keep == len(self._told) == len(prompt):
+            return
+        self._told, rest = prompt, prompt[keep:]
+
+        def splice(engine: Engine) -> None:
+            if (sequence := self._sequence) is not None:
+                sequence.lane = lane
+                engine.splice(sequence, keep, rest)
+
+        self._voice.worker.submit(splice)
+
+    def _speak(self, prompt: list[int], most: int, deadline: float) -> None:
+        """Have the engine reply behind `prompt`."""
+        self._tell(prompt)
+        generation = Generation(
+            self.stream.body.sampling,
+            most,
+            self._voice.stop_ids,
+            lambda token, why: self._drawn(generation, token, why),
+            produced=len(self.stream.reply),
+        )
+        self._generation = generation
+
+        def generate(engine: Engine) -> None:
+            if (sequence := self._sequence) is not None:
+                engine.generate(sequence, generation, deadline)
+
+        self._voice.worker.submit(generate)
+
+    def _silence(self) -> None:
+        """Stop the reply under way, if any."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._generation is None:
+            return
+        self._generation = None
+
+        def cancel(engine: Engine) -> None:
+            if (sequence := self._sequence) is not None:
+                engine.cancel(sequence)
+
+        self._voice.worker.submit(cancel)
+
+    def _finish(self, reason: str) -> None:
+        """The reply is complete: it becomes history, and the next turn's opening is prefilled."""
+        self._silence()
+        turn = ChatTurn(list(self.stream.log.committed), list(self.stream.reply))
+        self._turns.append(None if reason == Reason.ERROR else turn)
+        self.stream.finish(reason)
+        self._make_room(0)
+        self._tell(self._prompt())
+        self._on_change()
+
+    def _take_sequence(self) -> Sequence | None:
+        sequence, self._sequence = self._sequence, None
+        return sequence

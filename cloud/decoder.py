@@ -1,0 +1,150 @@
+"""Puts a decoder together: settings → model, cache, engine, worker."""
+
+import logging
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from cloud.conversation import Voice
+from cloud.engine.blocks import BlockPool
+from cloud.engine.cache import BLOCK, KVCache
+from cloud.engine.engine import BatchRunner, Engine
+from cloud.engine.exact import ExactRunner
+from cloud.engine.kernels import Attention
+from cloud.engine.model import Model, Precision, build_model
+from cloud.engine.runner import Runner
+from cloud.engine.sampler import Sampler
+from cloud.engine.scheduler import Scheduler
+from cloud.template import ChatTemplate
+from cloud.worker import Worker
+from shared.errors import ConfigError, ModelError
+from shared.models import model_path
+from shared.nn.checkpoint import Checkpoint, load_checkpoint
+from shared.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class DecoderSettings(msgspec.Struct, frozen=True):
+    """Settings of `deltarelay cloud`."""
+
+    model: str = "smollm2-135m-instruct"
+    """A known model's name, or the path of a GGUF file or Hugging Face folder."""
+    listen: list[str] = []
+    """Where vehicles connect: shm:///path, mqtt://host:port; default: this user's runtime folder."""
+    name: str = ""
+    """This decoder's name in its fleet; default: the host's name."""
+    fleet: str = "fleet"
+    context: int = 2048
+    """Tokens of one conversation, at most the model's."""
+    max_tokens: int = 1024
+    cache_mb: int = 1024
+    """Memory for keys and values."""
+    precision: Precision = "fast"
+    device: str = "cpu"
+    threads: int = 0
+    """Threads of a step; 0: one per core."""
+    seed: int | None = None
+    allow_uids: list[int] = []
+    """Users besides our own who may connect over shared memory."""
+    keep_seconds: float = 3600.0
+    """How long the conversation of a device that went away is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brain:
+    """A loaded model, ready to be driven by a worker."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    engine: Engine
+    context: int
+    num_blocks: int
+
+
+def load_brain(settings: DecoderSettings) -> Brain:
+    """Load the model and make the engine.
+
+    Raises:
+        ModelError: the model cannot be used.
+        ConfigError: a setting does not fit it.
+    """
+    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    sys.setswitchinterval(0.0005)  # the event loop must not wait 5 ms for the engine's thread
+    checkpoint = load_checkpoint(model_path(settings.model))
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    context = min(settings.context, checkpoint.config.context)
+    device = _device(settings.device)
+    started = time.monotonic()
+    model = build_model(checkpoint, settings.precision, device, context)
+    log.info("%s ready in %.1f s", checkpoint.name, time.monotonic() - started)
+    dtype = torch.float32 if settings.precision == "exact" else torch.bfloat16
+    per_block = KVCache.bytes_per_block(checkpoint.config, dtype)
+    num_blocks = settings.cache_mb * 1024 * 1024 // per_block
+    if num_blocks * BLOCK < context:
+        raise ConfigError(
+            f"cache_mb = {settings.cache_mb} holds {num_blocks * BLOCK} tokens, one conversation "
+            f"takes up to context = {context}: raise cache_mb or lower context"
+        )
+    cache = KVCache(checkpoint.config, num_blocks, dtype, device)
+    pool = BlockPool(num_blocks, BLOCK)
+    engine = Engine(
+        _runner(settings.precision, model, cache),
+        pool,
+        Scheduler(pool),
+        Sampler(settings.seed),
+        time.monotonic,
+    )
+    template = ChatTemplate(checkpoint.template, tokenizer, checkpoint.name)
+    return Brain(checkpoint, tokenizer, template, engine, context, num_blocks)
+
+
+def make_voice(brain: Brain, worker: Worker, max_tokens: int) -> Voice:
+    """Return what the conversations of this model share."""
+    return Voice(
+        brain.template,
+        brain.tokenizer,
+        brain.checkpoint.stop_ids,
+        brain.context,
+        max_tokens,
+        worker,
+        time.monotonic,
+    )
+
+
+def default_name() -> str:
+    """Return this host's name, fit for a topic."""
+    host = socket.gethostname().split(".")[0]
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in host)[:48] or "decoder"
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"device = {name!r}: {first}; use 'cpu' or 'cuda'") from None
+    return device
+
+
+def _runner(precision: Precision, model: Model, cache: KVCache) -> BatchRunner:
+    if precision == "exact":
+        if model.device.type != "cpu":
+            raise ModelError("precision = 'exact' runs on the CPU; set device = 'cpu'")
+        return ExactRunner(model, cache)
+    return Runner(model, cache, _attention(model.device))
+
+
+def _attention(device: torch.device) -> Attention:
+    if device.type == "cpu":
+        from cloud.engine.kernels.paged import attend
+    else:
+        from cloud.engine.kernels.reference import attend
+    return attend

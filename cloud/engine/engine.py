@@ -1,0 +1,140 @@
+"""The whole hot loop: schedule, run, commit. One thread owns it; nothing here does I/O."""
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+import torch
+
+from cloud.engine.blocks import BlockPool
+from cloud.engine.sampler import Sampler
+from cloud.engine.scheduler import Batch, Scheduler
+from cloud.engine.sequence import Generation, Lane, Sequence
+from shared.frames import Reason
+
+
+class BatchRunner(Protocol):
+    """Runs a batch; returns the logits behind every chunk that samples, in order."""
+
+    def run(self, batch: Batch) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token of a reply; `stop` says that it ends the reply and why (the stop token itself is not part)."""
+
+    generation: Generation
+    token: int
+    stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did."""
+
+    num_tokens: int
+    seconds: float
+    drawn: list[Drawn] = field(default_factory=list[Drawn])
+
+
+class Engine:
+    """Sequences on one model.
+
+    Args:
+        clock: seconds; only differences count.
+    """
+
+    def __init__(
+        self,
+        runner: BatchRunner,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner, self._pool = runner, pool
+        self._scheduler, self._sampler, self._clock = scheduler, sampler, clock
+        self._sequences: dict[int, Sequence] = {}
+        self._numbers = count()
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """All sequences."""
+        return self._sequences.values()
+
+    @property
+    def num_evictions(self) -> int:
+        """Sequences that lost their blocks so far."""
+        return self._scheduler.num_evictions
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks nobody holds."""
+        return self._pool.num_free
+
+    def add(self) -> Sequence:
+        """Begin a sequence."""
+        sequence = Sequence(next(self._numbers), touched=self._clock())
+        self._sequences[sequence.number] = sequence
+        return sequence
+
+    def splice(self, sequence: Sequence, keep: int, ids: Ids[int]) -> None:
+        """Keep the first `keep` ids of a sequence that is not generating, and append `ids`."""
+        assert sequence.generation is None
+        sequence.splice(keep, ids)
+        self._pool.release(sequence.trim(self._pool.block_size))
+        sequence.touched = self._clock()
+
+    def generate(self, sequence: Sequence, generation: Generation, deadline: float) -> None:
+        """Draw tokens behind the sequence's ids until a stop id or the reply's bound."""
+        assert sequence.ids, "an empty sequence has nothing to go on from"
+        sequence.generation, sequence.lane = generation, Lane.LIVE
+        sequence.deadline = deadline
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Stop generating."""
+        sequence.generation = None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence and free its blocks."""
+        sequence.generation = None
+        self._pool.release(sequence.evict())
+        del self._sequences[sequence.number]
+
+    def step(self) -> StepResult | None:
+        """Run one step; None if nothing is wanted."""
+        started = self._clock()
+        batch = self._scheduler.schedule(self._sequences.values(), started)
+        if batch is None:
+            return None
+        logits = self._runner.run(batch)
+        drawn = self._commit(batch, logits)
+        return StepResult(batch.num_tokens, self._clock() - started, drawn)
+
+    def check(self) -> None:
+        """Assert that every block is accounted for."""
+        self._pool.check(s.blocks for s in self._sequences.values())
+
+    def _commit(self, batch: Batch, logits: torch.Tensor) -> list[Drawn]:
+        for chunk in batch.chunks:
+            chunk.sequence.cached = chunk.start + chunk.count
+        sampling = [chunk.sequence for chunk in batch.chunks if chunk.sample]
+        if not sampling:
+            return []
+        tokens = self._sampler.draw(logits, sampling)
+        return [self._advance(s, token) for s, token in zip(sampling, tokens, strict=True)]
+
+    def _advance(self, sequence: Sequence, token: int) -> Drawn:
+        generation = sequence.generation
+        assert generation is not None
+        if token in generation.stop_ids:
+            sequence.generation = None
+            return Drawn(generation, token, Reason.STOP)
+        sequence.ids.append(token)
+        generation.produced += 1
+        if generation.produced >= generation.max_tokens:
+            sequence.generation = None
+            return Drawn(generation, token, Reason.LENGTH)
+        return Drawn(generation, token)

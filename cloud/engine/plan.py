@@ -1,0 +1,66 @@
+"""A batch laid out flat: which row is which token of which sequence, and where its keys live."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cloud.engine.cache import BLOCK
+from cloud.engine.scheduler import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows `row..row + count` are the last `count` of `context` tokens of one sequence."""
+
+    row: int
+    count: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step's rows. All tensors are on the model's device."""
+
+    tokens: torch.Tensor  # (rows,)
+    positions: torch.Tensor  # (rows,)
+    slots: torch.Tensor  # (rows,) where each row's key and value go
+    tables: torch.Tensor  # (spans, most blocks of a span) int32, padded with 0
+    row_span: torch.Tensor  # (rows,) int32
+    row_context: torch.Tensor  # (rows,) int32: keys each row sees
+    spans: tuple[Span, ...]
+    sampled: torch.Tensor  # (sampled spans,) the rows that logits are wanted of
+
+
+def plan_batch(batch: Batch, device: torch.device) -> Plan:
+    """Lay out the chunks of a batch."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    row_span: list[int] = []
+    sampled: list[int] = []
+    spans: list[Span] = []
+    for number, chunk in enumerate(batch.chunks):
+        end = chunk.start + chunk.count
+        blocks = chunk.sequence.blocks
+        spans.append(Span(len(tokens), chunk.count, end))
+        tokens += chunk.sequence.ids[chunk.start : end]
+        positions += range(chunk.start, end)
+        slots += [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(chunk.start, end)]
+        row_span += [number] * chunk.count
+        if chunk.sample:
+            sampled.append(len(tokens) - 1)
+    width = max(-(-span.context // BLOCK) for span in spans)
+    tables = [
+        (c.sequence.blocks[:width] + [0] * width)[:width] for c in batch.chunks
+    ]
+    where = torch.tensor(positions, device=device)
+    return Plan(
+        torch.tensor(tokens, device=device),
+        where,
+        torch.tensor(slots, device=device),
+        torch.tensor(tables, dtype=torch.int32, device=device),
+        torch.tensor(row_span, dtype=torch.int32, device=device),
+        (where + 1).int(),
+        tuple(spans),
+        torch.tensor(sampled, dtype=torch.int64, device=device),
+    )

@@ -1,0 +1,86 @@
+"""A sequence: token ids, how much of them is cached, and what is wanted of it. No torch, no I/O."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from shared.frames import Sampling
+from shared.tokenlog import common_prefix
+
+
+class Lane(IntEnum):
+    """Who goes first among sequences with tokens to prefill."""
+
+    LIVE = 0  # words that are being spoken, turns that have ended
+    BULK = 1  # history, re-prefilling, one-shot prompts
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A reply under way."""
+
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: frozenset[int]
+    deliver: Callable[[int, str], None]
+    """Takes every token drawn and, with the last one, why the reply ends. Not called by the engine itself."""
+    produced: int = 0
+    """Ids of this reply so far, counting those it began with."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One conversation's tokens in the engine."""
+
+    number: int
+    ids: list[int] = field(default_factory=list[int])
+    cached: int = 0
+    """Leading ids whose keys and values are in `blocks`."""
+    blocks: list[int] = field(default_factory=list[int])
+    generation: Generation | None = None
+    lane: Lane = Lane.LIVE
+    deadline: float = float("inf")
+    """When its next result is wanted, in the engine's clock."""
+    touched: float = 0.0
+    """When it was last changed or run: the coldest idle sequence is evicted first."""
+    evictions: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Ids to run before nothing is left to do; a generating sequence always has at least one."""
+        left = len(self.ids) - self.cached
+        return max(left, 1) if self.generation is not None else left
+
+    @property
+    def decoding(self) -> bool:
+        """Only its last id is left to run, and a token comes out of it."""
+        return self.generation is not None and self.cached >= len(self.ids) - 1
+
+    def splice(self, keep: int, ids: Ids[int]) -> int:
+        """Keep the first `keep` ids and append `ids`; return how many ids really changed place.
+
+        What is equal at the joint stays cached: a splice that changes no id changes nothing.
+        """
+        old = self.ids[keep:]
+        same = common_prefix(old, ids)
+        if same == len(old) == len(ids):
+            return 0
+        del self.ids[keep + same :]
+        self.ids.extend(ids[same:])
+        self.cached = min(self.cached, keep + same)
+        return len(old) - same + len(ids) - same
+
+    def trim(self, block_size: int) -> list[int]:
+        """Give up the blocks behind the cached ids; return them."""
+        needed = -(-self.cached // block_size)
+        spare = self.blocks[needed:]
+        del self.blocks[needed:]
+        return spare
+
+    def evict(self) -> list[int]:
+        """Give up all blocks; return them. The ids stay."""
+        blocks, self.blocks = self.blocks, []
+        self.cached = 0
+        self.evictions += 1
+        return blocks

@@ -1,0 +1,351 @@
+"""Devices and their conversations: accepts connections, knows who holds what, routes events.
+
+A device's fault ends its own connection only. A conversation outlives connections until BYE, `keep_seconds`
+or the bound on their number.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cloud.conversation import Conversation
+from cloud.decoder import Brain, DecoderSettings, default_name, make_voice
+from cloud.worker import Worker
+from shared import frames
+from shared.channel import Channel
+from shared.errors import (
+    ConfigError,
+    DeltarelayError,
+    ModelError,
+    RemoteProtocolError,
+    SupersededError,
+    TokenizerMismatchError,
+)
+from shared.frames import HelloBody, WelcomeBody
+from shared.session import (
+    Closed,
+    CloudSession,
+    CloudStream,
+    Event,
+    FetchAsked,
+    Greeted,
+    Opened,
+)
+from shared.session.cloud import greeting
+from shared.transport import Listener, Transport
+from shared.transport.mqtt import MqttListener
+from shared.transport.mqtt_client import parse_broker
+from shared.transport.shm import ShmListener
+
+log = logging.getLogger(__name__)
+
+MAX_CONVERSATIONS = 4096
+_SWEEP = 30.0
+"""Seconds between two looks for conversations nobody came back to."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A conversation and the connection it is on, if any."""
+
+    conversation: Conversation
+    connection: "Connection | None"
+
+
+class Decoder:
+    """The decoder service on one event loop."""
+
+    def __init__(self, brain: Brain, settings: DecoderSettings) -> None:
+        self.brain = brain
+        self.boot = secrets.token_hex(8)
+        self.name = settings.name or default_name()
+        self._settings = settings
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.worker = Worker(brain.engine, on_failed=self._fail)
+        self.voice = make_voice(brain, self.worker, settings.max_tokens)
+        self._control = frozenset(brain.tokenizer.header.control)
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._epochs: dict[str, int] = {}
+        self._connections: dict[str, Connection] = {}
+        self._listeners: list[Listener] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self, addresses: Sequence[str]) -> None:
+        """Begin to serve at `addresses`.
+
+        Raises:
+            LinkError: an address cannot be used.
+        """
+        self.worker.start()
+        for address in addresses:
+            listener = self._listener(address)
+            await listener.start(self.connect)
+            self._listeners.append(listener)
+            log.info("listening at %s", listener.name)
+        self._sweep()
+
+    async def run(self) -> None:
+        """Serve until cancelled, or until the engine fails."""
+        await asyncio.shield(self._failed)
+
+    async def close(self) -> None:
+        """Hang up on everybody and stop the engine."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for listener in self._listeners:
+            await listener.close()
+        for connection in list(self._connections.values()):
+            connection.close()
+        await self.worker.close()
+
+    def connect(self, transport: Transport) -> None:
+        """Take a new connection."""
+        Connection(self, transport).start()
+
+    # --- what connections ask
+
+    def greet(self, connection: "Connection", hello: HelloBody) -> WelcomeBody:
+        """Admit a device; an older connection of it is superseded.
+
+        Raises:
+            TokenizerMismatchError, ModelError: it cannot be served here.
+        """
+        self._admit(hello)
+        previous = self._connections.get(hello.device)
+        if previous is not None and previous is not connection:
+            previous.supersede()
+        self._connections[hello.device] = connection
+        tokenizer, checkpoint = self.brain.tokenizer, self.brain.checkpoint
+        body = WelcomeBody(
+            decoder=self.name,
+            boot=self.boot,
+            epoch=0,
+            tokenizer=tokenizer.digest,
+            golden=tokenizer.golden,
+            model=self._settings.model,
+            model_digest=checkpoint.digest,
+            template=self.brain.template.digest,
+            vocabulary=tokenizer.header.vocabulary,
+            context=self.voice.longest_turn,
+            clock_us=int(time.monotonic() * 1e6),
+        )
+        body = greeting(hello, body, self._epochs.get(hello.device, 0))
+        self._epochs[hello.device] = body.epoch
+        return body
+
+    def streams_of(self, connection: "Connection", hello: HelloBody) -> dict[int, CloudStream]:
+        """Return what is held of the conversations a device names, by its stream numbers."""
+        held: dict[int, CloudStream] = {}
+        for number, name in hello.conversations.items():
+            entry = self._entries.get((hello.device, name))
+            if entry is not None:
+                entry.connection = connection
+                held[number] = entry.conversation.stream
+        return held
+
+    def conversation(self, device: str, name: str) -> Conversation | None:
+        """Return a conversation by its identity."""
+        entry = self._entries.get((device, name))
+        return entry.conversation if entry is not None else None
+
+    def open(self, connection: "Connection", device: str, stream: CloudStream) -> None:
+        """Begin a conversation.
+
+        Raises:
+            ContextLengthError, ModelError: it cannot be served as asked.
+        """
+        body = stream.body
+        if body.schema:
+            raise ConfigError("a JSON schema was asked for; this decoder does not constrain replies")
+        if body.adapter:
+            raise ModelError(f"adapter {body.adapter!r} is not loaded here")
+        if len(self._entries) >= MAX_CONVERSATIONS:
+            self._drop_coldest()
+        key = (device, body.conversation)
+
+        def put_on_wire() -> None:
+            entry = self._entries.get(key)
+            if entry is not None and entry.connection is not None:
+                entry.connection.pump()
+
+        def notice(topic: str, text: str) -> None:
+            entry = self._entries.get(key)
+            if entry is not None and entry.connection is not None:
+                entry.connection.session.notice(stream.number, topic, text)
+
+        conversation = Conversation(stream, self.voice, on_change=put_on_wire, notice=notice)
+        self._entries[key] = _Entry(conversation, connection)
+
+    def forget(self, device: str, name: str) -> None:
+        """Drop a conversation and what the engine holds of it."""
+        entry = self._entries.pop((device, name), None)
+        if entry is not None:
+            entry.conversation.close()
+
+    def leave(self, connection: "Connection", device: str) -> None:
+        """A connection is gone."""
+        if self._connections.get(device) is connection:
+            del self._connections[device]
+        for entry in self._entries.values():
+            if entry.connection is connection:
+                entry.connection = None
+
+    def check_ids(self, ids: Sequence[int], *, reply: bool = False) -> None:
+        """Refuse ids that no text gives.
+
+        Raises:
+            RemoteProtocolError: an id is out of the vocabulary, or a control id in a user's text.
+        """
+        vocabulary = self.brain.tokenizer.header.vocabulary
+        if ids and max(ids) >= vocabulary:
+            raise RemoteProtocolError(f"token id {max(ids)}: the vocabulary has 0..{vocabulary - 1}")
+        if not reply and not self._control.isdisjoint(ids):
+            bad = sorted(self._control.intersection(ids))
+            raise RemoteProtocolError(f"control token ids {bad} in a user's turn are refused")
+
+    # --- inside
+
+    def _admit(self, hello: HelloBody) -> None:
+        tokenizer = self.brain.tokenizer
+        if hello.tokenizer and hello.tokenizer != tokenizer.digest:
+            raise TokenizerMismatchError(
+                f"tokenizer of device {hello.device} {hello.tokenizer}, of decoder {self.name} "
+                f"{tokenizer.digest}: connect with the decoder's (it can be fetched)"
+            )
+        if hello.golden and hello.golden != tokenizer.golden:
+            raise TokenizerMismatchError(
+                f"tokenizer {tokenizer.digest}: golden vectors of device {hello.device} "
+                f"{hello.golden}, of decoder {self.name} {tokenizer.golden}: "
+                "install the same tokenizer library versions"
+            )
+        if hello.model and hello.model != self._settings.model:
+            raise ModelError(
+                f"model {hello.model!r} was asked for; decoder {self.name} serves "
+                f"{self._settings.model!r}"
+            )
+
+    def _listener(self, address: str) -> Listener:
+        scheme, _, rest = address.partition("://")
+        if scheme == "shm" and rest.startswith("/"):
+            return ShmListener(rest, allow_uids=self._settings.allow_uids)
+        if scheme in ("mqtt", "mqtts"):
+            broker = parse_broker(address)
+            fleet = self._settings.fleet
+            return MqttListener(broker, fleet=fleet, decoder=self.name, boot=self.boot)
+        raise ConfigError(f"{address}: expected shm:///absolute/path or mqtt://host:port")
+
+    def _sweep(self) -> None:
+        limit = self.voice.clock() - self._settings.keep_seconds
+        for (device, name), entry in list(self._entries.items()):
+            if entry.connection is None and entry.conversation.touched < limit:
+                self.forget(device, name)
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(_SWEEP, self._sweep)
+
+    def _drop_coldest(self) -> None:
+        away = [k for k, entry in self._entries.items() if entry.connection is None]
+        keys = away or list(self._entries)
+        coldest = min(keys, key=lambda k: self._entries[k].conversation.touched)
+        self.forget(*coldest)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+
+class Connection:
+    """One device's connection to the decoder."""
+
+    def __init__(self, decoder: Decoder, transport: Transport) -> None:
+        self._decoder, self._transport = decoder, transport
+        self._device = ""
+        self.session = CloudSession(decoder.check_ids)
+        self._channel = Channel(
+            self.session,
+            transport,
+            time.monotonic,
+            on_events=self._on_events,
+            on_closed=self._on_closed,
+        )
+
+    def start(self) -> None:
+        """Let frames in."""
+        self._channel.start()
+
+    def pump(self) -> None:
+        """Send what the session owes."""
+        self._channel.pump()
+
+    def supersede(self) -> None:
+        """Another connection of this device took over."""
+        error = SupersededError(f"another agent connected as device {self._device}")
+        self.session.refuse(error)
+        self._channel.close(error)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def _on_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Greeted(hello):
+                self._greet(hello)
+            case FetchAsked(digest, offset):
+                self._fetch(digest, offset)
+            case Opened(stream, body):
+                self._open(stream, event, body.conversation)
+            case Closed(_, name):
+                self._decoder.forget(self._device, name)
+            case _:
+                stream = self.session.streams.get(getattr(event, "stream", 0))
+                if stream is not None:
+                    self._tell(stream, event)
+
+    def _tell(self, stream: CloudStream, event: Event) -> None:
+        conversation = self._decoder.conversation(self._device, stream.body.conversation)
+        if conversation is not None:
+            conversation.on_event(event)
+
+    def _greet(self, hello: HelloBody) -> None:
+        try:
+            body = self._decoder.greet(self, hello)
+        except DeltarelayError as error:
+            log.warning("%s: device %s refused: %s", self._transport.name, hello.device, error)
+            self.session.refuse(error, hello.epoch)
+            self._channel.close(error)
+            return
+        self._device = hello.device
+        log.info("%s: device %s, epoch %d", self._transport.name, hello.device, body.epoch)
+        self.session.welcome(body, self._decoder.streams_of(self, hello))
+
+    def _fetch(self, digest: str, offset: int) -> None:
+        brain = self._decoder.brain
+        if digest == brain.tokenizer.digest:
+            self.session.blob(digest, offset, brain.checkpoint.tokenizer)
+        else:
+            self.session.notice(frames.CONNECTION, "no-blob", f"blob {digest} is not held here")
+
+    def _open(self, number: int, event: Opened, name: str) -> None:
+        stream = self.session.streams[number]
+        known = self._decoder.conversation(self._device, name)
+        try:
+            if known is not None and known.stream is stream:
+                known.on_event(event)
+            else:
+                self._decoder.forget(self._device, name)
+                self._decoder.open(self, self._device, stream)
+        except DeltarelayError as error:
+            self._decoder.forget(self._device, name)
+            self.session.refuse_stream(number, error)
+
+    def _on_closed(self, reason: DeltarelayError) -> None:
+        log.info("%s: device %s left: %s", self._transport.name, self._device or "?", reason)
+        self.session.detach()
+        self._decoder.leave(self, self._device)

@@ -1,0 +1,85 @@
+"""The thread that owns the engine: commands in, results out, nothing else touches a sequence.
+
+Commands are closures over the engine. They run between two steps, in order, so that a burst of revisions
+costs one step and a step never sees half a change.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from cloud.engine.engine import Drawn, Engine, StepResult
+
+log = logging.getLogger(__name__)
+
+Command = Callable[[Engine], None]
+
+
+class Worker:
+    """Runs an engine in a thread of its own.
+
+    Args:
+        on_failed: called in the event loop if a step raises; the engine does not go on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._commands: deque[Command] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.num_steps = 0
+        self.last_step = 0.0
+        """When the engine last finished a step, in `time.monotonic`."""
+
+    def start(self) -> None:
+        """Begin to run."""
+        self._thread.start()
+
+    def submit(self, command: Command) -> None:
+        """Run `command` on the engine before its next step."""
+        self._commands.append(command)
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop after the step under way."""
+        self._stopping = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                while self._commands:
+                    self._commands.popleft()(self._engine)
+                result = self._engine.step()
+                if result is not None:
+                    self._report(result)
+                elif not self._commands and not self._stopping:
+                    self._wake.wait()
+        except BaseException as error:  # a bug or exhausted memory: say so instead of hanging silently
+            log.exception("the engine stopped")
+            self._loop.call_soon_threadsafe(self._on_failed, error)
+
+    def _report(self, result: StepResult) -> None:
+        self.num_steps += 1
+        self.last_step = time.monotonic()
+        if result.drawn:
+            self._loop.call_soon_threadsafe(_deliver, result.drawn)
+
+
+def _deliver(drawn: Sequence[Drawn]) -> None:
+    """Hand tokens to those who wait for them, in the event loop."""
+    for token in drawn:
+        token.generation.deliver(token.token, token.stop)

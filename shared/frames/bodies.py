@@ -1,0 +1,111 @@
+"""The msgpack bodies of HELLO, WELCOME, OPEN and RESYNC, and the protocol's numbers. Pure."""
+
+from enum import IntEnum, StrEnum
+from typing import Annotated
+
+import msgspec
+
+MAJOR, MINOR = 1, 0
+MAX_FRAME = 256 * 1024
+"""Bytes of one frame; HELLO and WELCOME may agree on less (128 KiB on AWS IoT Core)."""
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+"""An int that a peer cannot make negative."""
+
+
+class Load(IntEnum):
+    """How busy the decoder is: carry on, slow down, hold what can wait."""
+
+    GREEN, YELLOW, RED = 0, 1, 2
+
+
+class Reason(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"  # the model ended it, or a stop string
+    LENGTH = "length"  # max_tokens
+    CANCELLED = "cancelled"  # barge-in
+    DEADLINE = "deadline"  # the conversation's deadline passed
+    ERROR = "error"  # an ERROR frame or NOTICE says which
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How reply tokens are drawn. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """What the decoder holds of a conversation; `stream` is the edge's number for it.
+
+    `history` is the CRC of the turns before `turn` (`shared.tokenlog.history_crc`), `length` and
+    `crc` are those of its committed ids, and the stream's next frame has the number `seq` + 1.
+    """
+
+    stream: Natural
+    turn: Natural
+    history: Natural
+    length: Natural
+    crc: Natural
+    ended: bool
+    attempt: Natural
+    seq: Natural
+
+
+class HelloBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who connects. `conversations`: ids, by the edge's streams, that it wants to go on with."""
+
+    device: str
+    boot: str
+    minor: Natural = MINOR
+    epoch: Natural = 0
+    tokenizer: str = ""
+    golden: str = ""
+    model: str = ""
+    max_frame: Natural = MAX_FRAME
+    conversations: dict[Natural, str] = {}
+    clock_us: int = 0
+
+    @property
+    def tag(self) -> str:
+        """What tells this HELLO from every other one; WELCOME repeats it."""
+        return f"{self.boot}/{self.clock_us}"
+
+
+class WelcomeBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who answers the HELLO with the tag `answers`. All digests are hexadecimal sha256."""
+
+    decoder: str
+    boot: str
+    epoch: Natural
+    tokenizer: str
+    golden: str
+    model: str
+    model_digest: str
+    answers: str = ""
+    minor: Natural = MINOR
+    template: str = ""
+    adapter: str = ""
+    vocabulary: Natural = 0
+    context: Natural = 0
+    credit: Natural = 64
+    max_frame: Natural = MAX_FRAME
+    held: list[Held] = []
+    clock_us: int = 0
+
+
+class OpenBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a conversation is, until BYE. `deadline`: seconds from END_TURN to the reply's end."""
+
+    conversation: str
+    system: str = ""
+    sampling: Sampling = Sampling()
+    max_tokens: int = 256
+    stop: list[str] = []
+    schema: str = ""
+    adapter: str = ""
+    deadline: float = 0.0

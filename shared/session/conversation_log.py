@@ -1,0 +1,138 @@
+"""A conversation as the edge knows it: finished turns, the open one, the reply so far. Pure.
+
+This is the truth. What of it a decoder has been told is `edge_stream`'s business.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.errors import ContextLengthError, LocalProtocolError
+from shared.frames import MAX_FRAME, Reason
+from shared.tokenlog import TokenLog, crc_of, history_crc
+
+MAX_TURN = MAX_FRAME // 8
+"""Most tokens of a turn: HISTORY has room for the ids of a turn and those of its reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A finished turn."""
+
+    user_ids: tuple[int, ...]
+    reply_ids: tuple[int, ...]
+    reason: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is part of the prompt: a turn that ended in an error is not."""
+        return self.reason != Reason.ERROR
+
+
+@dataclass(slots=True)
+class Reply:
+    """What has arrived of the current reply."""
+
+    ids: list[int] = field(default_factory=list[int])
+    asked_again_at: int = -1
+    """Length at which a gap was reported; not again before it grows."""
+
+
+class ConversationLog:
+    """One conversation; turns are numbered from 0."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.log = TokenLog()
+        """Ids of the open turn."""
+        self.ended = False
+        """The open turn awaits its reply."""
+        self.attempt = 0
+        """How often its end was taken back."""
+        self.reply = Reply()
+        self.closed = False
+        self.context = MAX_TURN
+        """Longest turn the decoder takes, in tokens."""
+
+    @property
+    def turn(self) -> int:
+        """Index of the open turn."""
+        return len(self.turns)
+
+    def revise(self, keep: int, ids: Iterable[int], tail: Iterable[int]) -> bool:
+        """Keep `keep` committed ids of the open turn, commit `ids` behind them, set the tail.
+
+        Returns whether a decoder that has all of them is to be told at once.
+
+        Raises:
+            LocalProtocolError: the turn has ended, `keep` is out of range, or an id is none.
+            ContextLengthError: the turn is longer than the decoder's context.
+            After either nothing has changed.
+        """
+        if self.ended or self.closed:
+            state = "closed" if self.closed else "awaiting its reply: reopen() or cancel() first"
+            raise LocalProtocolError(f"turn {self.turn} cannot be revised: it is {state}")
+        if not 0 <= keep <= len(self.log):
+            raise LocalProtocolError(f"keep {keep}: committed are 0..{len(self.log)}")
+        ids, tail = tuple(ids), tuple(tail)
+        crc_of((*ids, *tail))  # refuses what is no token id
+        length = keep + len(ids) + len(tail)
+        if length > self.context:
+            raise ContextLengthError(
+                f"this turn has {length} tokens; the decoder's context takes {self.context}: "
+                "shorten the turn, or end it and go on in the next one"
+            )
+        takes_back = keep < len(self.log)
+        self.log.rewind(keep)
+        self.log.commit(ids)
+        self.log.tail = tail
+        return takes_back
+
+    def end(self) -> None:
+        """End the open turn: its tail is committed and a reply is due."""
+        if self.closed:
+            raise LocalProtocolError("the conversation is closed; open another one")
+        if self.ended:
+            raise LocalProtocolError(f"turn {self.turn} has ended already")
+        self.log.commit(self.log.tail)
+        self.log.tail = ()
+        self.ended = True
+
+    def cancel(self, heard: int) -> Turn:
+        """End the reply of the current turn; history keeps its first `heard` ids (barge-in)."""
+        if not self.ended or self.closed:
+            raise LocalProtocolError(f"turn {self.turn} has no reply to cancel")
+        if not 0 <= heard <= len(self.reply.ids):
+            raise LocalProtocolError(f"heard {heard}: 0..{len(self.reply.ids)} ids have arrived")
+        del self.reply.ids[heard:]
+        return self.finish(Reason.CANCELLED)
+
+    def reopen(self) -> None:
+        """Take the end of the current turn back, as long as no reply token has arrived."""
+        if not self.ended or self.closed:
+            raise LocalProtocolError(f"turn {self.turn} has not ended")
+        if self.reply.ids:
+            raise LocalProtocolError(
+                f"turn {self.turn} is being answered: its end cannot be taken back, cancel it"
+            )
+        self.ended = False
+        self.attempt += 1
+
+    def close(self) -> None:
+        """Say goodbye: the decoder forgets the conversation."""
+        self.closed = True
+
+    def finish(self, reason: str) -> Turn:
+        """Move the current turn, with the reply as it is, to the finished ones."""
+        turn = Turn(tuple(self.log.committed), tuple(self.reply.ids), reason)
+        self.turns.append(turn)
+        self.log, self.reply = TokenLog(), Reply()
+        self.ended, self.attempt = False, 0
+        return turn
+
+    def history(self, turns: int) -> int:
+        """Return the CRC of the first `turns` turns, for `Held.history`."""
+        crc = 0
+        for turn in self.turns[:turns]:
+            if turn.counts:
+                crc = history_crc(turn.user_ids, turn.reply_ids, crc)
+        return crc

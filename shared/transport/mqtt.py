@@ -1,0 +1,299 @@
+"""MQTT 5 between hosts.
+
+    dr/v1/{fleet}/{decoder}/{device}/up     frames to a decoder
+    dr/v1/{fleet}/{device}/down             frames to a device
+    dr/v1/{fleet}/{decoder or device}/state retained while its owner is connected, cleared by its last will
+
+A device picks one of the decoders that announce themselves by rendezvous hashing, so that it finds the same
+one again and a fleet spreads evenly; when that decoder's state is cleared, the connection counts as broken.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from shared.backoff import Backoff
+from shared.errors import ConfigError, DeltarelayError, LinkError
+from shared.transport import OnClosed, OnFrame, Transport
+from shared.transport.mqtt_client import Broker, MqttClient
+
+log = logging.getLogger(__name__)
+
+DISCOVERY = 3.0
+"""Seconds a device waits for a decoder to announce itself."""
+MAX_DEVICES = 4096
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The retained announcement of a decoder or a device."""
+
+    role: str
+    boot: str = ""
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it can be a level of a topic.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{kind} {name!r}: 1..64 letters, digits, '.', '_' and '-' are allowed")
+    return name
+
+
+def choose_decoder(device: str, decoders: set[str]) -> str:
+    """Return the decoder of `device` (rendezvous hashing: highest hash of the pair wins)."""
+    return max(decoders, key=lambda d: hashlib.sha256(f"{device}\0{d}".encode()).digest())
+
+
+class MqttTransport:
+    """A device's end, or the decoder's end for one device."""
+
+    def __init__(self, name: str, publish: Callable[..., None], end: Callable[[], None]) -> None:
+        self.name = name
+        self._publish, self._end_client = publish, end
+        self._on_frame: OnFrame | None = None
+        self._on_closed: OnClosed | None = None
+        self._early: list[bytes] = []
+
+    def start(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
+        """Begin to deliver frames."""
+        self._on_frame, self._on_closed = on_frame, on_closed
+        early, self._early = self._early, []
+        for frame in early:
+            on_frame(frame)
+
+    def send(self, frame: bytes, *, provisional: bool = False) -> None:
+        """Publish a frame."""
+        self._publish(frame, provisional=provisional)
+
+    def close(self) -> None:
+        """End this connection."""
+        self.end(None)
+
+    def deliver(self, frame: bytes) -> None:
+        """Take a frame from the client."""
+        if self._on_frame is not None:
+            self._on_frame(frame)
+        elif len(self._early) < 64:
+            self._early.append(frame)
+
+    def end(self, reason: DeltarelayError | None) -> None:
+        """The connection is over."""
+        on_closed, self._on_closed, self._on_frame = self._on_closed, None, None
+        self._end_client()
+        if on_closed is not None:
+            on_closed(reason)
+
+
+class _DeviceLink:
+    """A device's client: finds a decoder, then carries frames."""
+
+    def __init__(self, broker: Broker, fleet: str, device: str) -> None:
+        self._root = f"dr/v1/{check_name('fleet', fleet)}"
+        self._device = check_name("device", device)
+        self._decoders: set[str] = set()
+        self._found = asyncio.Event()
+        self._decoder = ""
+        self._transport: MqttTransport | None = None
+        self.client = MqttClient(
+            broker,
+            f"dr-{fleet}-{device}",
+            will_topic=f"{self._root}/{device}/state",
+            on_message=self._message,
+            on_lost=self._lost,
+        )
+
+    async def open(self, decoder: str | None) -> MqttTransport:
+        root, client = self._root, self.client
+        await client.connect()
+        try:
+            await client.subscribe([f"{root}/{self._device}/down", f"{root}/+/state"])
+            self._decoder = await self._discover(decoder)
+        except BaseException:
+            client.close()
+            raise
+        client.publish_state(f"{root}/{self._device}/state", msgspec.json.encode(State("device")))
+        up = f"{root}/{self._decoder}/{self._device}/up"
+
+        def publish(frame: bytes, *, provisional: bool) -> None:
+            client.publish(up, frame, provisional=provisional)
+
+        self._transport = MqttTransport(
+            f"{client.broker.name}/{self._decoder}", publish, client.close
+        )
+        return self._transport
+
+    async def _discover(self, wanted: str | None) -> str:
+        name = self.client.broker.name
+        try:
+            async with asyncio.timeout(DISCOVERY):
+                while not self._decoders or (wanted and wanted not in self._decoders):
+                    self._found.clear()
+                    await self._found.wait()
+        except TimeoutError:
+            who = f"decoder {wanted!r} does not announce itself" if wanted else "no decoder"
+            raise LinkError(
+                f"{name}: {who} under {self._root}/+/state; start one with "
+                f"`deltarelay cloud --listen {name}`, or check the fleet's name"
+            ) from None
+        await asyncio.sleep(0)  # retained states arrive together
+        return wanted or choose_decoder(self._device, self._decoders)
+
+    def _message(self, topic: str, payload: bytes) -> None:
+        if topic.endswith("/down"):
+            if self._transport is not None:
+                self._transport.deliver(payload)
+            return
+        who = topic.split("/")[-2]
+        if _role(payload) == "decoder":
+            self._decoders.add(who)
+            self._found.set()
+        elif who in self._decoders:
+            self._decoders.discard(who)
+            if who == self._decoder and self._transport is not None:
+                self._transport.end(LinkError(f"{self._transport.name}: the decoder left"))
+
+    def _lost(self, reason: DeltarelayError | None) -> None:
+        if self._transport is not None:
+            self._transport.end(reason)
+
+
+def _role(payload: bytes) -> str:
+    try:
+        return msgspec.json.decode(payload, type=State).role if payload else ""
+    except msgspec.DecodeError:
+        return ""
+
+
+async def connect_mqtt(
+    broker: Broker, *, fleet: str, device: str, decoder: str | None = None
+) -> MqttTransport:
+    """Connect a device to `decoder`, or to the one that rendezvous hashing picks.
+
+    Raises:
+        LinkError: no broker, no decoder, or a refusal.
+        ConfigError: a name does not fit a topic.
+    """
+    return await _DeviceLink(broker, fleet, device).open(decoder)
+
+
+class MqttListener:
+    """A decoder's presence at a broker: announces itself, makes one transport per device, reconnects."""
+
+    def __init__(
+        self, broker: Broker, *, fleet: str, decoder: str, boot: str, rng: Random | None = None
+    ) -> None:
+        self._broker = broker
+        self._root = f"dr/v1/{check_name('fleet', fleet)}"
+        self._fleet, self._decoder = fleet, check_name("decoder", decoder)
+        self._state = msgspec.json.encode(State("decoder", boot))
+        self._backoff = Backoff(rng or Random())
+        self._client: MqttClient | None = None
+        self._devices: dict[str, MqttTransport] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._lost_event = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """The broker's address."""
+        return self._broker.name
+
+    async def start(self, on_connection: Callable[[Transport], None]) -> None:
+        """Announce this decoder; if the broker is away, keep trying and log why."""
+        self._on_connection = on_connection
+        try:
+            await self._connect()
+        except LinkError as error:
+            log.warning("%s; trying again", error)
+            self._lost_event.set()
+        self._task = asyncio.create_task(self._keep_connected(), name="mqtt-listener")
+
+    async def close(self) -> None:
+        """Withdraw the announcement and disconnect."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._client is not None:
+            self._client.publish_state(f"{self._root}/{self._decoder}/state", b"")
+            self._client.close()
+        self._end_all(None)
+
+    async def _keep_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._lost_event.wait()
+            await asyncio.sleep(self._backoff.delay(loop.time()))
+            try:
+                await self._connect()
+                log.info("%s: connected again", self.name)
+            except LinkError as error:
+                log.warning("%s; trying again", error)
+
+    async def _connect(self) -> None:
+        root, decoder = self._root, self._decoder
+        client = MqttClient(
+            self._broker,
+            f"dr-{self._fleet}-{decoder}",
+            will_topic=f"{root}/{decoder}/state",
+            on_message=self._message,
+            on_lost=self._lost,
+        )
+        await client.connect()
+        self._client = client
+        try:
+            await client.subscribe([f"{root}/{decoder}/+/up", f"{root}/+/state"])
+        except LinkError:
+            client.close()
+            raise
+        client.publish_state(f"{root}/{decoder}/state", self._state)
+        self._lost_event.clear()
+        self._backoff.connected(asyncio.get_running_loop().time())
+
+    def _lost(self, reason: DeltarelayError | None) -> None:
+        self._client = None
+        self._end_all(reason or LinkError(f"{self.name}: disconnected"))
+        self._lost_event.set()
+
+    def _end_all(self, reason: DeltarelayError | None) -> None:
+        for transport in list(self._devices.values()):
+            transport.end(reason)
+
+    def _message(self, topic: str, payload: bytes) -> None:
+        levels = topic.split("/")
+        device = levels[-2]
+        transport = self._devices.get(device)
+        if levels[-1] == "state":
+            if transport is not None and not payload:
+                transport.end(LinkError(f"{transport.name}: the device left"))
+            return
+        if transport is None:
+            if len(self._devices) >= MAX_DEVICES:
+                log.warning("%s: %d devices are connected, %s is ignored", self.name, MAX_DEVICES, device)
+                return
+            transport = self._new_device(device)
+        transport.deliver(payload)
+
+    def _new_device(self, device: str) -> MqttTransport:
+        down = f"{self._root}/{device}/down"
+
+        def publish(frame: bytes, *, provisional: bool) -> None:
+            if self._client is not None:
+                self._client.publish(down, frame, provisional=provisional)
+
+        def end() -> None:
+            self._devices.pop(device, None)
+
+        transport = MqttTransport(f"{self.name}/{device}", publish, end)
+        self._devices[device] = transport
+        self._on_connection(transport)
+        return transport

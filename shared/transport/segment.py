@@ -1,0 +1,133 @@
+"""The memory and the descriptors of one shared-memory connection: two rings, two eventfds.
+
+The server makes them, so that a client cannot choose size or layout, and passes the descriptors over the
+Unix socket. Two kinds of memory: a `posix_ipc` segment, unlinked right after opening, for a peer of the same
+user; a sealed memfd for a peer of another user, because an unsealed segment can be shrunk under a reader,
+which then dies of SIGBUS.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+
+import posix_ipc
+
+from shared.errors import CapacityError, RemoteProtocolError
+from shared.transport.ring import Consumer, Producer, Ring, ring_bytes
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SIZE = 2 * ring_bytes()
+"""Bytes of a segment: the ring up, then the ring down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """What is passed to the client: the memory, its wake-up, the server's wake-up."""
+
+    memory: int
+    client_wake: int
+    server_wake: int
+
+    def close(self) -> None:
+        """Close all three."""
+        for fd in (self.memory, self.client_wake, self.server_wake):
+            os.close(fd)
+
+
+def create_descriptors(*, sealed: bool) -> Descriptors:
+    """Make formatted memory and the two eventfds.
+
+    Raises:
+        CapacityError: no memory in /dev/shm, or no descriptors left.
+    """
+    with contextlib.ExitStack() as undo:
+        try:
+            memory = _create_memfd() if sealed else _create_posix()
+            undo.callback(os.close, memory)
+            flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+            client = os.eventfd(0, flags)
+            undo.callback(os.close, client)
+            server = os.eventfd(0, flags)
+        except OSError as error:
+            raise CapacityError(
+                f"a shared-memory segment of {SIZE} bytes cannot be made: {error.strerror}; "
+                "free space in /dev/shm or raise the limit on open files"
+            ) from error
+        undo.pop_all()
+    return Descriptors(memory, client, server)
+
+
+def _create_posix() -> int:
+    name = f"/deltarelay-{secrets.token_hex(12)}"
+    segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+    fd: int = segment.fd
+    try:
+        segment.unlink()
+        # ftruncate alone succeeds on a full /dev/shm, and the first write is then a SIGBUS
+        os.ftruncate(fd, SIZE)
+        os.posix_fallocate(fd, 0, SIZE)
+        _format(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _create_memfd() -> int:
+    fd = os.memfd_create("deltarelay", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, SIZE)
+        os.posix_fallocate(fd, 0, SIZE)
+        _format(fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _format(fd: int) -> None:
+    with mmap.mmap(fd, SIZE) as memory:
+        for at in (0, SIZE // 2):
+            with memoryview(memory)[at : at + SIZE // 2] as half:
+                Ring.format(half)
+
+
+class Segment:
+    """One end's mapping: a ring to write and a ring to read. Owns the descriptors it is given."""
+
+    def __init__(self, descriptors: Descriptors, *, server: bool, sealed: bool = False) -> None:
+        self._descriptors = descriptors
+        size = os.fstat(descriptors.memory).st_size
+        if size != SIZE:
+            descriptors.close()
+            raise RemoteProtocolError(f"shared memory has {size} bytes, not {SIZE}")
+        if sealed and fcntl.fcntl(descriptors.memory, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            descriptors.close()
+            raise RemoteProtocolError("shared memory of another user is not sealed")
+        self._map = mmap.mmap(descriptors.memory, SIZE)
+        up, down = (memoryview(self._map)[at : at + SIZE // 2] for at in (0, SIZE // 2))
+        self.producer = Producer(down if server else up)
+        self.consumer = Consumer(up if server else down)
+        mine, theirs = descriptors.client_wake, descriptors.server_wake
+        self.wake_fd, self._peer_fd = (theirs, mine) if server else (mine, theirs)
+
+    def wake_peer(self) -> None:
+        """Tell the peer that there is something to read, or room to write."""
+        with contextlib.suppress(BlockingIOError):  # a full counter is a wake-up already
+            os.eventfd_write(self._peer_fd, 1)
+
+    def clear_wake(self) -> None:
+        """Take back our own wake-up before looking into the rings."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.wake_fd)
+
+    def close(self) -> None:
+        """Unmap and close; the kernel frees the memory with the last end."""
+        self.producer.release()
+        self.consumer.release()
+        self._map.close()
+        self._descriptors.close()

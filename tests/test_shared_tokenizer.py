@@ -1,0 +1,223 @@
+"""Exact ids, proven cuts, honest digests, and text that comes out without half a character."""
+
+import re
+from collections.abc import Sequence
+from itertools import product
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.digest import GOLDEN_TEXTS
+from shared.errors import ModelError
+from shared.tokenizer import MAX_BLOB, Tokenizer, TokenizerHeader, load_tokenizer, pack_tokenizer
+from tests.vocabularies import (
+    REAL,
+    SMALL,
+    TEXTS,
+    data,
+    kvret_utterances,
+    real,
+    small,
+    small_blob,
+    small_bpe,
+    small_sentencepiece,
+    tokenizer,
+    xsid_utterances,
+)
+
+
+def joined(target: Tokenizer, text: str) -> list[int]:
+    return [token for segment in target.split(text, first=True) for token in segment.ids]
+
+
+# --- ids
+
+
+@pytest.mark.parametrize("name", SMALL + REAL)
+def test_segments_encoded_alone_are_the_encoding_of_the_whole(name: str) -> None:
+    target = tokenizer(name)
+    for text in (*TEXTS, *GOLDEN_TEXTS):
+        segments = target.split(text, first=True)
+        assert joined(target, text) == target.encode(text)
+        assert [s.end for s in segments] == sorted({s.end for s in segments})
+        assert (segments[-1].end if segments else 0) == len(text)
+
+
+def test_sentencepiece_ids_equal_those_of_the_library_on_the_models_own_terms() -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    for fallback, name in ((True, "small-spm"), (False, "small-spm-unknown")):
+        native = SentencePieceProcessor(
+            model_proto=small_sentencepiece(byte_fallback=fallback)  # adds its dummy prefix itself
+        )
+        for text in (*TEXTS, *GOLDEN_TEXTS):
+            assert small(name).encode(text) == native.encode(text)
+
+
+@pytest.mark.parametrize("name", ["stories260k", "llama2"])
+def test_real_sentencepiece_ids_equal_those_of_the_library(name: str) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    folder, file = {
+        "stories260k": ("stories260K", "tok512.model"),
+        "llama2": ("llama2-spm-vectors", "tokenizer.model"),
+    }[name]
+    native = SentencePieceProcessor(model_file=str(data(folder, file)))
+    for text in (*TEXTS, *GOLDEN_TEXTS, *kvret_utterances()[::5], *xsid_utterances()[::5]):
+        assert real(name).encode(text) == native.encode(text)
+
+
+def test_all_llama_2_vectors_come_out() -> None:
+    target = real("llama2")
+    name = "ggml-vocab-llama-spm.gguf"
+    inputs = data("llama2-spm-vectors", f"{name}.inp").read_bytes().decode()
+    outputs = data("llama2-spm-vectors", f"{name}.out").read_text().split("\n")
+    texts = inputs.split("\n__ggml_vocab_test__\n")
+    expected = [[int(token) for token in line.split()] for line in outputs[: len(texts)]]
+    assert len(texts) == len(expected) == 47
+    assert [target.encode(text) for text in texts] == expected
+
+
+def test_bpe_ids_equal_those_of_the_tokenizer_as_it_was_trained() -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, pre_tokenizers
+
+    tokens, merges = small_bpe()
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    native = Library(models.BPE(vocabulary, pairs))
+    native.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in (*TEXTS, *GOLDEN_TEXTS):
+        assert small("small-gpt-2").encode(text) == native.encode(text).ids
+
+
+# --- cuts
+
+
+CLASSES = (" ", "\n", "\u00a0", "a", "l", "'", "1", "!")
+"""One of every kind the BPE rules tell apart; `'l` and `'ll` are the contractions to be afraid of."""
+
+
+def check_horizon(target: Tokenizer, classes: Sequence[str], length: int) -> int:
+    """Append every character to every text: the cuts up to the horizon must be the same after it."""
+    texts = 0
+    for chars in product(classes, repeat=length):
+        text = "".join(chars)
+        horizon = target.horizon(text)
+        assert 0 <= horizon <= len(text)
+        cuts = {s.end for s in target.split(text, first=True) if s.end <= horizon}
+        for char in classes:
+            longer = text + char
+            after = {s.end for s in target.split(longer, first=True)}
+            assert {cut for cut in after if cut <= horizon} == cuts, (text, char)
+            assert target.horizon(longer) >= horizon
+            texts += 1
+    return texts
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_cut_before_the_horizon_moves_for_any_text_of_up_to_five_characters(name: str) -> None:
+    classes = (" ", "\u2581", "\n", "a", "'") if "spm" in name else CLASSES
+    assert sum(check_horizon(small(name), classes, length) for length in range(5)) > 700
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_no_cut_before_the_horizon_moves_for_any_text_of_seven_characters(name: str) -> None:
+    classes = (" ", "\u2581", "\n", "a", "'") if "spm" in name else CLASSES
+    print(f"\n{name}: {check_horizon(small(name), classes, 6)} texts")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_rest_that_begins_at_a_cut_is_cut_like_the_whole(name: str) -> None:
+    for text in TEXTS:
+        segments = small(name).split(text, first=True)
+        for index, segment in enumerate(segments):
+            rest = small(name).split(text[segment.end :], first=False)
+            assert [(s.end + segment.end, s.ids) for s in rest] == segments[index + 1 :]
+
+
+def test_what_the_rules_call_whitespace_python_strips_as_well() -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    alone = pre_tokenizers.Split(Regex(r"\s"), "isolated")
+    spaces = [c for c in map(chr, range(0x3100)) if len(alone.pre_tokenize_str(f"a{c}a")) == 3]
+    assert len(spaces) == 25  # Unicode's White_Space
+    assert all(space.isspace() for space in spaces)
+
+
+# --- control strings
+
+
+@pytest.mark.parametrize("name", SMALL + REAL)
+def test_no_control_id_ever_comes_from_text(name: str) -> None:
+    target = tokenizer(name)
+    controls = target.controls()
+    assert sorted(controls.values()) == sorted(target.header.control)
+    assert len(controls) >= 2
+    for string, token in controls.items():
+        for text in (string, f" {string}", f"x{string}y", f"{string}{string}"):
+            assert token not in target.encode(text)
+        assert target.piece(token) == b""
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.sampled_from([*controls, "a", " ", "|>", "<", "\n"])).map("".join))
+    def check(text: str) -> None:
+        assert not set(target.encode(text)) & set(target.header.control)
+
+    check()
+
+
+# --- blobs
+
+
+def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
+    header = TokenizerHeader("bpe", "tekken", 1, [])
+    with pytest.raises(ModelError, match="'tekken'.*is not proven; supported are gpt-2"):
+        load_tokenizer(pack_tokenizer(header, b"{}"))
+    with pytest.raises(ModelError, match="'lattice' is unknown; supported is 'space'"):
+        load_tokenizer(pack_tokenizer(TokenizerHeader("spm", "lattice", 1, []), b""))
+
+
+@pytest.mark.parametrize("name", ["small-spm", "small-gpt-2"])
+def test_a_damaged_blob_is_refused_or_has_another_digest(name: str) -> None:
+    rng, whole, refused = Random(7), small_blob(name), 0
+    for turn in range(300):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            damaged[rng.randrange(len(damaged))] ^= rng.randrange(1, 256)
+        if turn % 3 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        try:
+            target = load_tokenizer(bytes(damaged))
+        except ModelError as error:
+            refused += 1
+            assert re.search("damaged|supported", str(error))
+        else:
+            assert target.digest != small(name).digest
+            target.encode("hello the world 🙂")
+            b"".join(map(target.piece, range(-2, 700)))
+    assert refused > 150
+
+
+def test_a_blob_whose_header_and_vocabulary_disagree_is_refused() -> None:
+    line, _, payload = small_blob("small-gpt-2").partition(b"\n")
+    header = msgspec.json.decode(line, type=TokenizerHeader)
+    for changes in ({"vocabulary": 7}, {"control": [70_000]}, {"bos": 70_000}, {"eos": -2}):
+        wrong = msgspec.structs.replace(header, **changes)
+        with pytest.raises(ModelError, match="damaged"):
+            load_tokenizer(pack_tokenizer(wrong, payload))
+
+
+@pytest.mark.parametrize("blob", [b"", b"\n", b"{}", b"{}\n", b"[1]\n", b"\xff" * 9, b"null\n{}"])
+def test_what_is_no_blob_is_refused(blob: bytes) -> None:
+    with pytest.raises(ModelError, match=f"blob of {len(blob)} bytes is damaged"):
+        load_tokenizer(blob)
+
+
+def test_a_blob_over_the_bound_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(ModelError, match=f"at most {MAX_BLOB} bytes"):
+        load_tokenizer(bytes(MAX_BLOB + 1))
