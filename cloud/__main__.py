@@ -2,15 +2,15 @@
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from shared.child import die_with_parent
 from shared.commands import parser, print_json, progress, run, start_logging
 from shared.config import load_settings
 from shared.models import known_models, model_path, pull
+from shared.paths import default_socket
 
 
 def cloud(arguments: Sequence[str]) -> int:
@@ -23,8 +23,11 @@ def cloud(arguments: Sequence[str]) -> int:
         metavar="ADDRESS",
         help="shm:///path or mqtt://host:port; may be repeated",
     )
+    ask.add_argument("--with-parent", action="store_true", help="end when the parent process ends")
     options = ask.parse_args(arguments)
     start_logging(options.log_level)
+    if options.with_parent:
+        die_with_parent()
     from cloud.decoder import DecoderSettings
 
     settings = load_settings(DecoderSettings, options.config, _changes(options))
@@ -68,14 +71,6 @@ def _changes(options: argparse.Namespace) -> list[str]:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def default_socket() -> Path:
-    """Return where a decoder of this user listens by default."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) if runtime else Path(f"/tmp/deltarelay-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / "deltarelay.sock"
 
 
 def models(arguments: Sequence[str]) -> int:

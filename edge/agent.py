@@ -14,6 +14,7 @@ from random import Random
 from edge.link import Link, open_transport
 from edge.talk import Talk
 from shared import frames
+from shared.channel import Traffic
 from shared.errors import (
     ConfigError,
     ContextLengthError,
@@ -74,6 +75,11 @@ class Agent:
     def num_reconnects(self) -> int:
         """How often the link was lost and found again."""
         return self._link.num_reconnects if self._link is not None else 0
+
+    @property
+    def traffic(self) -> Traffic:
+        """Frames and bytes over the link so far."""
+        return self._link.traffic if self._link is not None else Traffic()
 
     @asynccontextmanager
     async def conversation(  # noqa: PLR0913 - all but self are keywords

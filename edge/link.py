@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
 from shared.backoff import Backoff
-from shared.channel import Channel
+from shared.channel import Channel, Traffic
 from shared.errors import ConfigError, DeltarelayError, LinkError
 from shared.session import Connected, Disconnected, EdgeSession, Event
 from shared.transport import Transport
@@ -62,6 +62,7 @@ class Link:
         self._reconnecting: asyncio.Task[None] | None = None
         self._closed = False
         self.num_reconnects = 0
+        self.traffic = Traffic()
 
     async def start(self) -> None:
         """Connect for the first time.
@@ -94,6 +95,7 @@ class Link:
             time.monotonic,
             on_events=self._take,
             on_closed=self._lost,
+            traffic=self.traffic,
         )
         self._channel = channel
         self._session.connect(time.monotonic())

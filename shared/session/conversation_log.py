@@ -23,9 +23,9 @@ class Turn:
     reason: str
 
     @property
-    def counts(self) -> bool:
-        """Whether it is part of the prompt: a turn that ended in an error is not."""
-        return self.reason != Reason.ERROR
+    def kept(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """User and reply ids in the prompt of later turns: none, if it ended in an error."""
+        return ((), ()) if self.reason == Reason.ERROR else (self.user_ids, self.reply_ids)
 
 
 @dataclass(slots=True)
@@ -133,6 +133,5 @@ class ConversationLog:
         """Return the CRC of the first `turns` turns, for `Held.history`."""
         crc = 0
         for turn in self.turns[:turns]:
-            if turn.counts:
-                crc = history_crc(turn.user_ids, turn.reply_ids, crc)
+            crc = history_crc(*turn.kept, crc)
         return crc

@@ -159,7 +159,7 @@ class EdgeSession:
             case frames.Welcome():
                 return self._on_welcome(frame.body, now)
             case frames.Error(stream=frames.CONNECTION):
-                if frame.epoch in (self._epoch, 0):
+                if frame.epoch == 0 or (self._live and frame.epoch == self._epoch):
                     return self._on_error(frame)
                 return []
         if not self._live or frame.epoch != self._epoch:

@@ -188,13 +188,13 @@ class EdgeStream(ConversationLog):
     def _send_history(self, first: int) -> None:
         """Send finished turns from `first` on, then whatever the current turn is."""
         for number in range(first, self.turn):
-            turn = self.turns[number]
+            user_ids, reply_ids = self.turns[number].kept
             self._emit(
                 frames.History,
                 turn=number,
                 attempt=0,
-                user_ids=turn.user_ids if turn.counts else (),
-                reply_ids=turn.reply_ids if turn.counts else (),
+                user_ids=user_ids,
+                reply_ids=reply_ids,
                 done=True,
             )
         if self.ended and self.reply.ids:

@@ -113,6 +113,7 @@ class MqttClient:
         client.on_publish = self._published
         client.on_subscribe = self._subscribed
         client.on_disconnect = self._disconnected
+        client.on_socket_close = lambda *_: self._forget_socket()
 
     async def connect(self) -> None:
         """Open the connection.
@@ -258,13 +259,18 @@ class MqttClient:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._socket is not None:
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
-            self._socket = None
+            self._forget_socket()
         sock = self._paho.socket()
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.close()
+
+    def _forget_socket(self) -> None:
+        """Stop watching the socket, before paho or we close it."""
+        sock, self._socket = self._socket, None
+        if sock is not None and sock.fileno() >= 0:
+            self._loop.remove_reader(sock)
+            self._loop.remove_writer(sock)
 
     def _lose(self, reason: DeltarelayError | None) -> None:
         if self._open:

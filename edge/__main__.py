@@ -1,0 +1,125 @@
+"""`deltarelay edge`: an agent fed by standard input, a speech recording or a script."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from edge.agent import connect
+from edge.conversation import Observer, converse
+from edge.sources import Source
+from edge.sources.text import LineSource, ScriptSource
+from edge.talk import Reply
+from shared.commands import parser, print_json, progress, run, start_logging
+from shared.config import load_settings
+from shared.errors import TurnError
+from shared.paths import default_socket
+
+
+class EdgeSettings(msgspec.Struct, frozen=True):
+    """Settings of `deltarelay edge` and `deltarelay chat`."""
+
+    to: str = ""
+    """Where a decoder is: shm:///path or mqtt://host:port."""
+    model: str = ""
+    """Refuse a decoder that serves another model."""
+    device: str = ""
+    fleet: str = "fleet"
+    decoder: str = ""
+    system: str = "You are the assistant of a car. Answer the driver in one short sentence."
+    max_tokens: int = 64
+    deadline: float = 30.0
+    stop: list[str] = []
+
+
+def edge(arguments: Sequence[str]) -> int:
+    """Run an agent until its source is exhausted."""
+    ask = parser(
+        "edge",
+        "An edge agent. Standard input: one line is the whole text so far, an empty line ends the turn.",
+        settings=True,
+        reports=True,
+    )
+    ask.add_argument("--to", metavar="ADDRESS", help="shm:///path or mqtt://host:port of a decoder")
+    source = ask.add_mutually_exclusive_group()
+    source.add_argument("--speech", type=Path, metavar="WAV", help="recognize a recording")
+    source.add_argument("--script", type=Path, metavar="JSONL", help="type the turns of a dialogue")
+    ask.add_argument("--speed", type=float, default=12.0, help="typing speed, characters a second")
+    ask.add_argument("--whole", action="store_true", help="send turns whole, at their end")
+    options = ask.parse_args(arguments)
+    start_logging(options.log_level)
+    settings = edge_settings(options)
+    return asyncio.run(_run(settings, _source(options), whole=options.whole, as_json=options.json))
+
+
+def edge_settings(options: argparse.Namespace) -> EdgeSettings:
+    """Return the settings that `options` ask for."""
+    changes = list(options.changes)
+    if options.to:
+        changes.append(f'to="{options.to}"')
+    return load_settings(EdgeSettings, options.config, changes)
+
+
+def _source(options: argparse.Namespace) -> Source:
+    if options.speech is not None:
+        from edge.sources.speech import SpeechSource
+
+        return SpeechSource(options.speech)
+    if options.script is not None:
+        return ScriptSource(options.script, characters_per_second=options.speed)
+    return LineSource()
+
+
+async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: bool) -> int:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    turns: list[dict[str, object]] = []
+
+    def on_reply(text: str, reply: Reply) -> None:
+        first = None if reply.first_at is None else round((reply.first_at - reply.asked_at) * 1e3, 2)
+        turns.append(
+            {"text": text, "reply": reply.text, "reason": reply.reason, "first_token_ms": first}
+        )
+        if not as_json:
+            print(f"\n[{reply.reason}, first token after {first} ms]", flush=True)
+
+    def on_piece(piece: str) -> None:
+        if not as_json:
+            print(piece, end="", flush=True)
+
+    def on_error(error: TurnError) -> None:
+        progress(f"deltarelay edge: {error}")
+
+    url = settings.to or f"shm://{default_socket()}"
+    try:
+        async with connect(
+            url,
+            model=settings.model,
+            device=settings.device,
+            fleet=settings.fleet,
+            decoder=settings.decoder or None,
+        ) as agent:
+            progress(f"connected to decoder {agent.welcome.decoder} ({agent.welcome.model})")
+            async with agent.conversation(
+                system=settings.system,
+                max_tokens=settings.max_tokens,
+                deadline=settings.deadline,
+                stop=settings.stop,
+            ) as talk:
+                observer = Observer(on_piece=on_piece, on_reply=on_reply, on_error=on_error)
+                await converse(talk, source, observer, whole=whole)
+    except asyncio.CancelledError:
+        return 143
+    if as_json:
+        print_json({"turns": turns})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run("edge", edge, sys.argv[1:]))

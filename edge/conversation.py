@@ -1,0 +1,65 @@
+"""Runs a source against a conversation: revise while words come, reply when the turn ends, barge-in."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from edge.sources import Source
+from edge.talk import Reply, Talk
+from shared.errors import TurnError
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """What an application may want to see. All calls are made in the event loop."""
+
+    on_text: Callable[[str], None] = lambda _text: None
+    """The turn's text so far."""
+    on_piece: Callable[[str], None] = lambda _piece: None
+    """A piece of the reply."""
+    on_reply: Callable[[str, Reply], None] = lambda _text, _reply: None
+    """The turn's text and its reply, when the reply is over (or was interrupted)."""
+    on_error: Callable[[TurnError], None] = lambda _error: None
+    """A turn could not be answered; the conversation goes on."""
+
+
+async def converse(
+    talk: Talk, source: Source, observer: Observer, *, whole: bool = False, overlap: bool = False
+) -> None:
+    """Hold a conversation until the source is exhausted.
+
+    Args:
+        whole: send every turn only at its end, as systems without a relay do.
+        overlap: go on reading the source while a reply is given, so that new words interrupt it; otherwise
+            the source waits for the reply.
+    """
+    speaking: asyncio.Task[None] | None = None
+    async for reading in source.readings():
+        if speaking is not None and not overlap:
+            await speaking
+            speaking = None
+        observer.on_text(reading.text)
+        if not reading.ended:
+            if not whole:
+                await talk.revise(reading.text, reading.stable or None)
+            continue
+        if speaking is not None and not speaking.done() and whole:
+            await talk.revise("")  # interrupts
+        pieces = talk.finish(reading.text)
+        assert talk.reply is not None
+        speaking = asyncio.create_task(
+            _speak(pieces, talk.reply, reading.text, observer), name="reply"
+        )
+    if speaking is not None:
+        await speaking
+
+
+async def _speak(
+    pieces: AsyncGenerator[str, None], reply: Reply, text: str, observer: Observer
+) -> None:
+    try:
+        async for piece in pieces:
+            observer.on_piece(piece)
+    except TurnError as error:
+        observer.on_error(error)
+    observer.on_reply(text, reply)

@@ -1,0 +1,13 @@
+"""Where this user's sockets are."""
+
+import os
+from pathlib import Path
+
+
+def default_socket() -> Path:
+    """Return where a decoder of this user listens by default, in a folder that is this user's alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) if runtime else Path(f"/tmp/deltarelay-{os.getuid()}")
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / "deltarelay.sock"

@@ -1,0 +1,154 @@
+"""One-way latency of the whole path, session to session, between two processes; and bytes per turn."""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from edge.link import open_transport
+from edge.tokenizer import StreamingEncoder
+from shared.channel import Channel
+from shared.commands import progress
+from shared.errors import LinkError
+from shared.frames import HelloBody, OpenBody, WelcomeBody
+from shared.models import model_path
+from shared.session import Connected, EdgeSession, Event
+from shared.tokenizer import Tokenizer, load_tokenizer
+from simulations.bench.show import spread
+from simulations.broker import open_broker
+from simulations.dialogues import load_dialogues
+from simulations.report import mqtt_bytes
+from simulations.typist import Update, type_text
+
+NUM_FRAMES = 1000
+GAP = 0.004
+"""Seconds between two frames: the processors go idle in between, as they do while somebody types."""
+
+
+async def bench_link(model: str, runs: int) -> dict[str, Any]:
+    """Return one-way latencies by link, and bytes per turn against JSON text."""
+    del runs
+    progress("shared memory, one way")
+    with tempfile.TemporaryDirectory(prefix="deltarelay-") as folder:
+        shm = await _one_way(f"shm://{folder}/bench.sock", 1e6)
+    progress("MQTT QoS 1, one way")
+    with open_broker() as broker:
+        mqtt = await _one_way(f"mqtt://{broker.host}:{broker.port}", 1e3)
+    return {
+        "shm": {"one_way_us": shm},
+        "mqtt": {"one_way_ms": mqtt, "broker": broker.name},
+        "bytes_per_turn": bytes_per_turn(_tokenizer(model)),
+    }
+
+
+async def _one_way(address: str, scale: float) -> dict[str, float]:
+    """Send frames of a few tokens to a process that notes when its session has applied them."""
+    program = [sys.executable, "-m", "simulations.bench.receiver", address, str(NUM_FRAMES)]
+    pipe = asyncio.subprocess.PIPE
+    receiver = await asyncio.create_subprocess_exec(*program, stdout=pipe, limit=1 << 24)
+    assert receiver.stdout is not None
+    try:
+        await receiver.stdout.readline()
+        sent = await _send(address)
+        line = await asyncio.wait_for(receiver.stdout.readline(), 10)
+    finally:
+        if receiver.returncode is None:
+            receiver.kill()
+        await receiver.wait()
+    arrived = json.loads(line)
+    if len(arrived) != len(sent):
+        raise LinkError(f"{len(sent)} frames were sent over {address}, {len(arrived)} arrived")
+    return spread([b - a for a, b in zip(sent, arrived, strict=True)], scale)
+
+
+async def _send(address: str) -> list[float]:
+    transport = await open_transport(address, fleet="bench", device="sender", decoder=None)
+    session = EdgeSession(HelloBody("sender", "bench"))
+    connected = asyncio.Event()
+
+    def on_events(events: Sequence[Event]) -> None:
+        if any(isinstance(event, Connected) for event in events):
+            connected.set()
+
+    channel = Channel(
+        session, transport, time.monotonic, on_events=on_events, on_closed=lambda _: None
+    )
+    session.connect(time.monotonic())
+    channel.start()
+    await asyncio.wait_for(connected.wait(), 5)
+    stream = session.open(OpenBody("bench"))
+    channel.pump()
+    await asyncio.sleep(0.1)
+    sent: list[float] = []
+    for n in range(NUM_FRAMES):
+        await asyncio.sleep(GAP)
+        now = time.monotonic()
+        stream.revise(len(stream.log), (n, 1000 + n, 2000 + n), ())
+        session.touch(stream, now, urgent=True)
+        channel.pump()
+        sent.append(now)
+    await asyncio.sleep(0.2)
+    channel.close()
+    return sent
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    from shared.nn.checkpoint import load_checkpoint
+
+    return load_tokenizer(load_checkpoint(Path(model_path(model))).tokenizer)
+
+
+def bytes_per_turn(tokenizer: Tokenizer) -> dict[str, float]:
+    """Return mean bytes up per typed turn as MQTT messages: relayed, JSON on every change, JSON once."""
+    relay = resent = once = turns = 0
+    for dialogue in load_dialogues():
+        for turn in dialogue.turns:
+            updates = type_text(turn.text, Random(turn.text))
+            relay += mqtt_bytes(*relayed_frames(tokenizer, updates))
+            sizes = [len(_as_json(update.text)) for update in updates]
+            resent += mqtt_bytes(sum(sizes), len(sizes))
+            once += mqtt_bytes(len(_as_json(turn.text)), 1)
+            turns += 1
+    return {
+        "relay": round(relay / turns),
+        "json_resent": round(resent / turns),
+        "json_once": round(once / turns),
+        "turns": turns,
+    }
+
+
+def _as_json(text: str) -> bytes:
+    return json.dumps({"text": text}, ensure_ascii=False).encode()
+
+
+def relayed_frames(tokenizer: Tokenizer, updates: Sequence[Update]) -> tuple[int, int]:
+    """Return bytes and number of the frames that one turn sends up, in simulated time."""
+    session = EdgeSession(HelloBody("bench", "bench"))
+    session.connect(0.0)
+    session.take_outgoing()
+    welcome = WelcomeBody("d", "b", 1, "", "", "", "", vocabulary=1 << 20, credit=1 << 20)
+    from shared import frames
+
+    session.receive(frames.encode(frames.Welcome(0, 1, welcome)), 0.0)
+    stream = session.open(OpenBody("bench"))
+    session.poll(0.0)
+    session.take_outgoing()
+    encoder = StreamingEncoder(tokenizer)
+    sizes: list[int] = []
+    for update in updates:
+        while (due := session.timer()) is not None and due <= update.at:
+            session.poll(due)
+            sizes += [len(o.data) for o in session.take_outgoing()]
+        revision = encoder.revise(update.text, update.stable or None)
+        urgent = stream.revise(revision.keep, revision.ids, revision.tail)
+        session.touch(stream, update.at, urgent=urgent)
+        session.poll(update.at)
+        sizes += [len(o.data) for o in session.take_outgoing()]
+    stream.end()
+    sizes += [len(o.data) for o in session.take_outgoing()]
+    return sum(sizes), len(sizes)

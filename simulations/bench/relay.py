@@ -1,0 +1,112 @@
+"""From the end of a turn to the first token, relayed and whole, over shared memory."""
+
+import asyncio
+import statistics
+from typing import Any
+
+from edge.agent import Agent, connect
+from edge.talk import Talk
+from shared.child import open_decoder
+from shared.commands import progress
+from shared.tokenizer import Tokenizer, decode
+from simulations.bench.show import spread
+from simulations.dialogues import load_dialogues
+
+SIZES = (32, 128, 512)
+"""Tokens of a turn."""
+CHUNK, GAP = 8, 0.06
+"""Tokens that arrive together while a turn is spoken, and the seconds between."""
+SILENCE = 0.25
+"""Seconds between the last words and the end of the turn."""
+CONTEXT = 256
+"""Tokens cached before the steps that are measured in the engine alone."""
+
+
+async def bench_relay(model: str, runs: int) -> dict[str, Any]:
+    """Return engine step times, and times to first token by size of the turn."""
+    progress("measuring the engine's own steps")
+    result = await asyncio.to_thread(_engine_steps, model, runs)
+    async with open_decoder(model, changes=["max_tokens=4"]) as decoder:
+        async with connect(decoder.address) as agent:
+            result["turns"] = {}
+            for size in SIZES:
+                progress(f"turns of {size} tokens")
+                text = text_of(agent.tokenizer, size)
+                relayed: list[float] = []
+                whole: list[float] = []
+                for _ in range(runs):  # alternating, so that the machine's moods hit both
+                    relayed.append(await _turn(agent, text, relay=True))
+                    whole.append(await _turn(agent, text, relay=False))
+                result["turns"][str(size)] = {
+                    "relayed": spread(relayed, 1e3),
+                    "whole": spread(whole, 1e3),
+                }
+    return result
+
+
+def _engine_steps(model: str, runs: int) -> dict[str, Any]:
+    """Measure a decode step and an append of 8 tokens with one logit, both at a context of 256."""
+    from random import Random
+
+    from cloud.decoder import DecoderSettings, load_brain
+    from cloud.engine.sequence import Generation
+    from shared.frames import Sampling
+
+    engine = load_brain(DecoderSettings(model=model)).engine
+    draw = Random(0)
+    sequence = engine.add()
+
+    def ids(count: int) -> list[int]:
+        return [draw.randrange(100, 40_000) for _ in range(count)]
+
+    def step(keep: int, fresh: int) -> float:
+        engine.splice(sequence, keep, ids(fresh))
+        generation = Generation(Sampling(), 1, frozenset(), lambda _token, _why: None)
+        engine.generate(sequence, generation, 0.0)
+        result = engine.step()
+        assert result is not None
+        return result.seconds
+
+    step(0, CONTEXT)
+    times: dict[int, list[float]] = {1: [], 8: []}
+    for _ in range(3 * runs):
+        for fresh, seconds in times.items():
+            seconds.append(step(CONTEXT, fresh))
+    return {
+        "decode_step_ms": round(statistics.median(times[1]) * 1e3, 3),
+        "append8_ms": round(statistics.median(times[8]) * 1e3, 3),
+    }
+
+
+def text_of(tokenizer: Tokenizer, size: int) -> str:
+    """Return about `size` tokens of what drivers say."""
+    said = " ".join(
+        turn.text for d in load_dialogues() if d.language == "en" for turn in d.turns
+    )
+    ids = tokenizer.encode(said)
+    while len(ids) < size:
+        ids += ids
+    return decode(tokenizer, ids[:size]).strip()
+
+
+async def _turn(agent: Agent, text: str, *, relay: bool) -> float:
+    """Hold one turn in a fresh conversation; return seconds from its end to the first token."""
+    async with agent.conversation(max_tokens=4) as talk:
+        await asyncio.sleep(0.3)  # the template's opening is prefilled
+        if relay:
+            await _speak(talk, agent.tokenizer, text)
+        async for _ in talk.finish(text):
+            pass
+        reply = talk.reply
+        assert reply is not None
+        assert reply.first_at is not None
+        return reply.first_at - reply.asked_at
+
+
+async def _speak(talk: Talk, tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    for end in range(CHUNK, len(ids), CHUNK):
+        await talk.revise(decode(tokenizer, ids[:end]))
+        await asyncio.sleep(GAP)
+    await talk.revise(text)
+    await asyncio.sleep(SILENCE)
