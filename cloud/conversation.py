@@ -92,8 +92,9 @@ class Conversation:
                 self._revised()
             case Ended():
                 self._ended()
-            case Reopened():
+            case Reopened(turn=turn):
                 self._silence()
+                del self._turns[turn:]
                 self._revised()
             case Cancelled():
                 self._cancelled(event)

@@ -128,7 +128,7 @@ class Decoder:
                 self.scribes[name] = Scribe(stream, self)
         for name, scribe in list(self.scribes.items()):
             if isinstance(event, Closed):
-                if scribe.stream.number == event.stream and scribe.stream.epoch == self.epoch:
+                if name == event.conversation:
                     del self.scribes[name]
             elif scribe.stream is stream:
                 scribe.take(event)

@@ -42,7 +42,7 @@ GGUF_NAMES = {
 class SmallLlama:
     """A model by the names of Hugging Face."""
 
-    weights: dict[str, Array]
+    weights: dict[str, NDArray[Any]]
     tied: bool = True
     rope: Mapping[str, Any] | None = None
 
@@ -133,11 +133,11 @@ def write_gguf(
     vocabulary: bool = True,
     endianess: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
     architecture: str = "llama",
-    **changes: Any,
+    sizes: Mapping[str, int | None] | None = None,
 ) -> Path:
-    """Write a GGUF file as llama.cpp's converter does; `changes`: uint32 keys under `llama.`."""
+    """Write a GGUF file as llama.cpp's converter does; `sizes`: keys under `llama.`, None: none."""
     writer = gguf.GGUFWriter(path, architecture, endianess=endianess)
-    sizes = {
+    usual = {
         "context_length": CONTEXT,
         "embedding_length": HIDDEN,
         "block_count": LAYERS,
@@ -146,16 +146,17 @@ def write_gguf(
         "attention.head_count_kv": KV_HEADS,
         "rope.dimension_count": HEAD_DIM,
     }
-    for name, value in (sizes | changes).items():
-        writer.add_uint32(f"llama.{name}", value)
+    for name, value in (usual | dict(sizes or {})).items():
+        if value is not None:
+            writer.add_uint32(f"llama.{name}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_chat_template("{{ x }}")
     if vocabulary:
         _add_vocabulary(writer)
     _add_rope(writer, model.rope)
-    for name, value in model.weights.items():
-        _add_tensor(writer, name, value, kind)
+    for name, weight in model.weights.items():
+        _add_tensor(writer, name, weight, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -178,8 +179,8 @@ def _add_rope(writer: gguf.GGUFWriter, rope: Mapping[str, Any] | None) -> None:
     """Linear scaling is metadata; Llama 3's is a tensor of divisors (convert_hf_to_gguf.py)."""
     if rope is None:
         return
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    if rope["rope_type"] != "llama3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
         return
     context = rope["original_max_position_embeddings"]
@@ -197,7 +198,7 @@ def _add_rope(writer: gguf.GGUFWriter, rope: Mapping[str, Any] | None) -> None:
     writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, value: Array, kind: Kind) -> None:
+def _add_tensor(writer: gguf.GGUFWriter, name: str, value: NDArray[Any], kind: Kind) -> None:
     if name.startswith("model.layers."):
         _, _, layer, part = name.split(".", 3)
         part, suffix = part.rsplit(".", 1)
@@ -214,7 +215,7 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, value: Array, kind: Kind) ->
         writer.add_tensor(name, value)
 
 
-def _interleaved(value: Array, heads: int) -> Array:
+def _interleaved(value: NDArray[Any], heads: int) -> NDArray[Any]:
     """The converter's permutation of rotary halves to pairs (LlamaModel.permute)."""
     return (
         value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])

@@ -1,4 +1,4 @@
-"""A Hugging Face folder that is damaged, incomplete or of another kind is one error with its path."""
+"""A Hugging Face folder that is damaged, incomplete or of another kind is one error with a path."""
 
 from pathlib import Path
 from random import Random
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from shared.errors import ModelError
 from shared.nn.checkpoint import load_checkpoint
-from tests.small_llama import random_llama, write_folder
+from tests.small_llama import SmallLlama, random_llama, write_folder
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "model", random_llama(tied=False))
 
 
-def check_refused(folder: Path, message: str = "") -> None:
+def check_refused(folder: Path, message: str = ".") -> None:
     with pytest.raises(ModelError, match=message) as caught:
         load_checkpoint(folder)
     assert str(folder) in str(caught.value)
@@ -91,6 +91,14 @@ def test_a_missing_file_is_named(file: str, message: str, folder: Path) -> None:
 def test_an_untied_model_without_its_head_is_refused(folder: Path) -> None:
     change_tensors(folder, "lm_head.weight")
     check_refused(folder, r"lm_head\.weight is missing and config\.json does not tie it")
+
+
+def test_an_embedding_with_fewer_rows_than_tokens_is_refused(tmp_path: Path) -> None:
+    model = random_llama()
+    name = "model.embed_tokens.weight"
+    fewer = SmallLlama(model.weights | {name: model.weights[name][:100]})
+    folder = write_folder(tmp_path / "model", fewer, vocab_size=100)
+    check_refused(folder, r"the vocabulary has \d+ tokens, the embedding 100 rows")
 
 
 def test_a_missing_weight_is_named(folder: Path) -> None:

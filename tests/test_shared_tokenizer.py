@@ -1,5 +1,6 @@
 """Exact ids, proven cuts, honest digests, and text that comes out without half a character."""
 
+import json
 from collections.abc import Sequence
 from itertools import product
 from random import Random
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from shared.digest import GOLDEN_TEXTS
 from shared.errors import ModelError
+from shared.nn.vocabulary import bpe_blob
 from shared.tokenizer import MAX_BLOB, Tokenizer, TokenizerHeader, load_tokenizer, pack_tokenizer
 from tests.vocabularies import (
     REAL,
@@ -208,6 +210,19 @@ def test_a_blob_whose_header_and_vocabulary_disagree_is_refused() -> None:
         wrong = msgspec.structs.replace(header, **changes)
         with pytest.raises(ModelError, match="damaged"):
             load_tokenizer(pack_tokenizer(wrong, payload))
+
+
+def test_a_token_outside_the_byte_alphabet_stands_for_its_own_text() -> None:
+    tokens, merges = small_bpe()
+    blob = bpe_blob([*tokens, "two words"], merges, pre="gpt-2", control=[0])
+    assert load_tokenizer(blob).piece(len(tokens)) == b"two words"
+
+
+def test_a_bpe_without_a_pre_tokenizer_is_refused() -> None:
+    line, _, payload = small_blob("small-gpt-2").partition(b"\n")
+    document = json.loads(payload) | {"pre_tokenizer": None}
+    with pytest.raises(ModelError, match="it has no pre-tokenizer"):
+        load_tokenizer(line + b"\n" + json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("blob", [b"", b"\n", b"{}", b"{}\n", b"[1]\n", b"\xff" * 9, b"null\n{}"])

@@ -91,7 +91,7 @@ class Engine:
         """Draw tokens behind the sequence's ids until a stop id or the reply's bound."""
         assert sequence.ids, "an empty sequence has nothing to go on from"
         sequence.generation, sequence.lane = generation, Lane.LIVE
-        sequence.deadline = deadline
+        sequence.deadline, sequence.parked = deadline, False
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop generating."""

@@ -45,10 +45,14 @@ class Sequence:
     touched: float = 0.0
     """When it was last changed or run: the coldest idle sequence is evicted first."""
     evictions: int = 0
+    parked: bool = False
+    """It was evicted with nothing to do, and stays so until something is wanted of it again."""
 
     @property
     def remaining(self) -> int:
         """Ids to run before nothing is left to do; a generating sequence always has at least one."""
+        if self.parked:
+            return 0
         left = len(self.ids) - self.cached
         return max(left, 1) if self.generation is not None else left
 
@@ -66,6 +70,7 @@ class Sequence:
         same = common_prefix(old, ids)
         if same == len(old) == len(ids):
             return 0
+        self.parked = False
         del self.ids[keep + same :]
         self.ids.extend(ids[same:])
         self.cached = min(self.cached, keep + same)
@@ -79,7 +84,8 @@ class Sequence:
         return spare
 
     def evict(self) -> list[int]:
-        """Give up all blocks; return them. The ids stay."""
+        """Give up all blocks; return them. The ids stay, and are prefilled again when they are wanted."""
+        self.parked = self.remaining == 0
         blocks, self.blocks = self.blocks, []
         self.cached = 0
         self.evictions += 1

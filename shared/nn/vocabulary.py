@@ -18,6 +18,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 """Token types, the same numbers in GGUF and in SentencePiece."""
 
 _SPACE = "\u2581"
+_RULES = ", ".join(sorted(BPE_RULES))
 
 _LLAMA_BPE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -58,7 +59,7 @@ def _pre_tokenizers() -> dict[str, dict[str, Any]]:
 def bpe_blob(
     tokens: Sequence[str], merges: Sequence[str], *, pre: str, control: Sequence[int], **ids: Any
 ) -> bytes:
-    """Return the blob of a byte-level BPE. `merges`: "left right" in rank order.
+    """Return the blob of a byte-level BPE; `merges` are "left right" in rank order.
 
     Raises:
         ModelError: a pre-tokenizer without a proven rule, or a token that is there twice.
@@ -67,9 +68,7 @@ def bpe_blob(
     if len(vocabulary) < len(tokens):
         raise ModelError(f"{len(tokens) - len(vocabulary)} tokens are there twice: unsupported")
     if pre not in BPE_RULES:
-        raise ModelError(
-            f"pre-tokenizer {pre!r} is not supported; supported are {', '.join(sorted(BPE_RULES))}"
-        )
+        raise ModelError(f"pre-tokenizer {pre!r} is not supported; supported are {_RULES}")
     model = {
         "type": "BPE",
         "dropout": None,
@@ -196,7 +195,7 @@ def blob_from_folder(folder: Path) -> bytes:
     if pre is None:
         raise ModelError(
             f"{path}: pre-tokenizer {json.dumps(split)[:200]} is not supported; "
-            f"supported are {', '.join(sorted(BPE_RULES))}"
+            f"supported are {_RULES}"
         )
     vocabulary: dict[str, int] = dict(model["vocab"])
     control = [t["id"] for t in document.get("added_tokens", ())]

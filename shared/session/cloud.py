@@ -41,7 +41,7 @@ class CloudSession:
         self._hello: HelloBody | None = None
         """The HELLO that WELCOME answers."""
         self._newest = 0
-        """Highest stream opened on this connection. Numbers only grow: a lower one is a late copy."""
+        """Highest stream opened on this connection; numbers only grow: a lower one is a copy."""
         self.streams: dict[int, CloudStream] = {}
         self.load = Load.GREEN
 

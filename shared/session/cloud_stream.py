@@ -127,9 +127,8 @@ class CloudStream:
 
     def apply_tail(self, frame: frames.Tail) -> list[Event]:
         """Apply a provisional tail if it belongs exactly here and is the newest."""
-        if frame.turn != self.turn or self.ended or frame.after != self.seq:
-            return []
-        if frame.tick <= self._tick:
+        here = self._open_turn(frame.turn) and frame.after == self.seq
+        if not here or frame.tick <= self._tick:
             return []
         self._check_ids(frame.ids)
         self._tick = frame.tick
@@ -199,30 +198,27 @@ class CloudStream:
 
     def _commit(self, frame: frames.Commit) -> list[Event] | None:
         self._check_ids(frame.ids)
-        if not self._open_turn(frame.turn) or frame.base != len(self.log):
-            return None
-        self.log.commit(frame.ids)
-        self.log.tail = ()
-        if self.log.crc() != frame.crc:
-            self.log.rewind(frame.base)
+        fits = self._open_turn(frame.turn) and frame.base == len(self.log)
+        if not fits or not self._extend(frame.ids, frame.crc):
             return None
         return [Revised(self.number)]
 
     def _end(self, frame: frames.EndTurn) -> list[Event] | None:
         self._check_ids(frame.ids)
-        if frame.turn == self.turn and self.ended and frame.attempt == self.attempt:
-            return []  # ended twice
-        if not self._open_turn(frame.turn):
-            return None
-        base = len(self.log)
-        self.log.commit(frame.ids)
-        self.log.tail = ()
-        if len(self.log) != frame.length or self.log.crc() != frame.crc:
-            self.log.rewind(base)
+        fits = self._open_turn(frame.turn) and frame.length == len(self.log) + len(frame.ids)
+        if not fits or not self._extend(frame.ids, frame.crc):
             return None
         self.ended, self.attempt = True, frame.attempt
         self._begin_reply(())
         return [Ended(self.number)]
+
+    def _extend(self, ids: Sequence[int], crc: int) -> bool:
+        """Commit `ids` if the edge and we agree on all that stands then."""
+        if crc_of(ids, self.log.crc()) != crc:
+            return False
+        self.log.commit(ids)
+        self.log.tail = ()
+        return True
 
     def _cancel(self, frame: frames.Cancel) -> list[Event] | None:
         if frame.turn != self.turn or not self.ended or frame.heard > len(self.reply):
@@ -274,9 +270,7 @@ class CloudStream:
     def _check_replying(self) -> None:
         if not self.ended or self.reason:
             state = f"complete ({self.reason})" if self.reason else "not asked for"
-            raise LocalProtocolError(
-                f"stream {self.number}: the reply of turn {self.turn} is {state}"
-            )
+            raise LocalProtocolError(f"the reply of turn {self.turn} is {state}")
 
     def _resync(self) -> list[Event]:
         self._resyncs += 1
