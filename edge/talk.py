@@ -192,8 +192,10 @@ class Talk:
 
     def _revise(self, text: str, stable: int | None) -> None:
         before = self._encoder.committed
-        revision = self._encoder.revise(text, stable)
+        plan = self._encoder.plan(text, stable)
+        revision = plan.revision
         back = self.stream.revise(revision.keep, revision.ids, revision.tail)
+        self._encoder.adopt(plan)
         self.tokens_taken_back += before - revision.keep
         self.tokens_committed += len(revision.ids)
         self._touch(back)

@@ -48,32 +48,58 @@ class StreamingEncoder:
         Raises:
             InputError: the text holds a lone surrogate.
         """
+        plan = self.plan(text, stable)
+        self.adopt(plan)
+        return plan.revision
+
+    def plan(self, text: str, stable: int | None = None) -> "Plan":
+        """Return what `revise` would do, and change nothing: another may still refuse it.
+
+        Raises:
+            InputError: the text holds a lone surrogate.
+        """
         _check(text)
-        keep = self._take_back(text)
-        start, count = self._marks[-1]
-        rest = text[start:]
+        kept = self._kept_marks(text)
+        start, count = self._marks[kept - 1]
         limit = self._tokenizer.horizon(text)
         if stable is not None:
             limit = min(limit, stable)
         committed: list[int] = []
         tail: list[int] = []
-        for end, ids in self._tokenizer.split(rest, first=start == 0):
+        marks: list[tuple[int, int]] = []
+        for end, ids in self._tokenizer.split(text[start:], first=start == 0):
             if not tail and start + end <= limit:
                 committed += ids
-                self._marks.append((start + end, count + len(committed)))
+                marks.append((start + end, count + len(committed)))
             else:
                 tail += ids
-        self._text = text
-        return Revision(keep, committed, tail)
+        return Plan(Revision(count, committed, tail), text, kept, marks)
 
-    def _take_back(self, text: str) -> int:
-        """Drop the cuts that do not stand in `text`; return how many ids stay committed."""
+    def adopt(self, plan: "Plan") -> None:
+        """Do what `plan`, the last one made, says."""
+        del self._marks[plan.kept_marks :]
+        self._marks += plan.marks
+        self._text = plan.text
+
+    def _kept_marks(self, text: str) -> int:
+        """Return how many of the committed cuts stand in `text`."""
+        kept = len(self._marks)
         if not text.startswith(self._text):
             shared = common_length(self._text, text)
             limit = self._tokenizer.horizon(text[:shared])
-            while self._marks[-1][0] > limit:
-                self._marks.pop()
-        return self._marks[-1][1]
+            while self._marks[kept - 1][0] > limit:
+                kept -= 1
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A revision that was worked out and not made yet."""
+
+    revision: Revision
+    text: str
+    kept_marks: int
+    marks: list[tuple[int, int]]
 
 
 def common_length(a: str, b: str) -> int:

@@ -278,7 +278,9 @@ class MqttListener:
             return
         if transport is None:
             if len(self._devices) >= MAX_DEVICES:
-                log.warning("%s: %d devices are connected, %s is ignored", self.name, MAX_DEVICES, device)
+                log.warning(
+                    "%s: %d devices are connected, %s is ignored", self.name, MAX_DEVICES, device
+                )
                 return
             transport = self._new_device(device)
         transport.deliver(payload)

@@ -184,7 +184,9 @@ class MqttClient:
         self._pending_bytes += len(payload)
         if self._pending_bytes > MAX_PENDING:
             self._lose(
-                CapacityError(f"{self.broker.name}: {self._pending_bytes} bytes wait for the broker")
+                CapacityError(
+                    f"{self.broker.name}: {self._pending_bytes} bytes wait for the broker"
+                )
             )
             return
         self._send_pending()

@@ -1,16 +1,16 @@
-"""A single-producer, single-consumer ring of slots: index arithmetic over a memoryview. No I/O, no clock.
+"""A single-producer, single-consumer ring of slots: index arithmetic over a memoryview. No I/O.
 
 Layout (little-endian, every word 8-aligned, each writer's words on cache lines of their own):
 
-    0    magic u32, version u32, slot size u32, slots u32        written once by the creator
-    128  produced u64                                            the producer's count of slots written
-    256  consumed u64                                            the consumer's count of slots read
-    384  space wanted u64                                        set by a producer that found the ring full
+    0    magic u32, version u32, slot size u32, slots u32   written once by the creator
+    128  produced u64                                       the producer's count of slots written
+    256  consumed u64                                       the consumer's count of slots read
+    384  space wanted u64                                   set by a producer that found it full
     512  slots, each: sequence u64, length u32 (top bit: the frame goes on), crc u32, payload
 
-The sequence of slot k is k + 1 and is written last, as the cursor is; the CRC covers sequence, length and
-payload. A reader copies out, then checks, then parses. So a torn or reordered read (weak memory order,
-a peer that died in the middle of a slot) is seen, never believed.
+The sequence of slot k is k + 1 and is written last, as the cursor is; the CRC covers sequence,
+length and payload. A reader copies out, then checks, then parses. So a torn or reordered read (weak
+memory order, a peer that died in the middle of a slot) is seen, never believed.
 """
 
 import struct
@@ -19,7 +19,8 @@ import zlib
 from shared.errors import CapacityError, LocalProtocolError, RemoteProtocolError
 
 MAGIC, VERSION = 0x52444C54, 1
-SLOT, SLOTS = 1024, 256
+SLOT, SLOTS = 1024, 512
+"""Bytes of a slot, and slots: room for the longest frame and as much again."""
 HEADER = 512
 MAX_FRAME_SLOTS = 300
 _GEOMETRY = struct.Struct("<IIII")
@@ -40,6 +41,8 @@ class Ring:
     """What both sides know of a ring."""
 
     def __init__(self, memory: memoryview) -> None:
+        if len(memory) < HEADER:
+            raise RemoteProtocolError(f"ring of {len(memory)} bytes: its header alone has {HEADER}")
         magic, version, slot, slots = _GEOMETRY.unpack_from(memory, 0)
         if magic != MAGIC or version != VERSION:
             raise RemoteProtocolError(
@@ -50,8 +53,8 @@ class Ring:
                 f"ring of {slots} slots of {slot} bytes does not fit its {len(memory)} bytes"
             )
         self._memory = memory
-        self._slot, self._slots = slot, slots
-        self._room = slot - _SLOT_HEADER.size
+        self._slot, self._slots = int(slot), int(slots)
+        self._room = self._slot - _SLOT_HEADER.size
 
     @staticmethod
     def format(memory: memoryview, slot: int = SLOT, slots: int = SLOTS) -> None:
@@ -93,7 +96,9 @@ class Producer(Ring):
         """
         pieces = max(1, -(-len(frame) // self._room))
         if pieces > self._slots:
-            raise LocalProtocolError(f"a frame of {len(frame)} bytes: the ring holds {self.largest}")
+            raise LocalProtocolError(
+                f"a frame of {len(frame)} bytes: the ring holds {self.largest}"
+            )
         if self._written + pieces - self._consumed() > self._slots:
             self._set(_WANTED, 1)
             if self._written + pieces - self._consumed() > self._slots:

@@ -1,9 +1,9 @@
 """The memory and the descriptors of one shared-memory connection: two rings, two eventfds.
 
-The server makes them, so that a client cannot choose size or layout, and passes the descriptors over the
-Unix socket. Two kinds of memory: a `posix_ipc` segment, unlinked right after opening, for a peer of the same
-user; a sealed memfd for a peer of another user, because an unsealed segment can be shrunk under a reader,
-which then dies of SIGBUS.
+The server makes them, so that a client cannot choose size or layout, and passes the descriptors
+over the Unix socket. Two kinds of memory: a `posix_ipc` segment, unlinked right after opening, for
+a peer of the same user; a sealed memfd for a peer of another one, because an unsealed segment can
+be shrunk under a reader, which then dies of SIGBUS.
 """
 
 import contextlib
@@ -51,9 +51,10 @@ def create_descriptors(*, sealed: bool) -> Descriptors:
             client = os.eventfd(0, flags)
             undo.callback(os.close, client)
             server = os.eventfd(0, flags)
-        except OSError as error:
+        except (OSError, posix_ipc.Error) as error:
+            why = getattr(error, "strerror", None) or error
             raise CapacityError(
-                f"a shared-memory segment of {SIZE} bytes cannot be made: {error.strerror}; "
+                f"a shared-memory segment of {SIZE} bytes cannot be made: {why}; "
                 "free space in /dev/shm or raise the limit on open files"
             ) from error
         undo.pop_all()
@@ -66,9 +67,6 @@ def _create_posix() -> int:
     fd: int = segment.fd
     try:
         segment.unlink()
-        # ftruncate alone succeeds on a full /dev/shm, and the first write is then a SIGBUS
-        os.ftruncate(fd, SIZE)
-        os.posix_fallocate(fd, 0, SIZE)
         _format(fd)
     except BaseException:
         os.close(fd)
@@ -79,8 +77,6 @@ def _create_posix() -> int:
 def _create_memfd() -> int:
     fd = os.memfd_create("deltarelay", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(fd, SIZE)
-        os.posix_fallocate(fd, 0, SIZE)
         _format(fd)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
@@ -90,6 +86,9 @@ def _create_memfd() -> int:
 
 
 def _format(fd: int) -> None:
+    # ftruncate alone succeeds on a full /dev/shm, and the first write is then a SIGBUS
+    os.ftruncate(fd, SIZE)
+    os.posix_fallocate(fd, 0, SIZE)
     with mmap.mmap(fd, SIZE) as memory:
         for at in (0, SIZE // 2):
             with memoryview(memory)[at : at + SIZE // 2] as half:
@@ -97,21 +96,24 @@ def _format(fd: int) -> None:
 
 
 class Segment:
-    """One end's mapping: a ring to write and a ring to read. Owns the descriptors it is given."""
+    """One end's mapping: a ring to write and a ring to read. Owns the descriptors it is given.
+
+    Raises:
+        RemoteProtocolError: the memory is not what it should be; the descriptors are closed.
+    """
 
     def __init__(self, descriptors: Descriptors, *, server: bool, sealed: bool = False) -> None:
         self._descriptors = descriptors
-        size = os.fstat(descriptors.memory).st_size
-        if size != SIZE:
-            descriptors.close()
-            raise RemoteProtocolError(f"shared memory has {size} bytes, not {SIZE}")
-        if sealed and fcntl.fcntl(descriptors.memory, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            descriptors.close()
-            raise RemoteProtocolError("shared memory of another user is not sealed")
-        self._map = mmap.mmap(descriptors.memory, SIZE)
-        up, down = (memoryview(self._map)[at : at + SIZE // 2] for at in (0, SIZE // 2))
-        self.producer = Producer(down if server else up)
-        self.consumer = Consumer(up if server else down)
+        with contextlib.ExitStack() as undo:
+            undo.callback(descriptors.close)
+            _check_memory(descriptors.memory, sealed=sealed)
+            self._map = undo.enter_context(mmap.mmap(descriptors.memory, SIZE))
+            up, down = (memoryview(self._map)[at : at + SIZE // 2] for at in (0, SIZE // 2))
+            undo.callback(up.release)
+            undo.callback(down.release)
+            self.producer = Producer(down if server else up)
+            self.consumer = Consumer(up if server else down)
+            self._undo = undo.pop_all()
         mine, theirs = descriptors.client_wake, descriptors.server_wake
         self.wake_fd, self._peer_fd = (theirs, mine) if server else (mine, theirs)
 
@@ -127,7 +129,16 @@ class Segment:
 
     def close(self) -> None:
         """Unmap and close; the kernel frees the memory with the last end."""
-        self.producer.release()
-        self.consumer.release()
-        self._map.close()
-        self._descriptors.close()
+        self._undo.close()
+
+
+def _check_memory(fd: int, *, sealed: bool) -> None:
+    size = os.fstat(fd).st_size
+    if size != SIZE:
+        raise RemoteProtocolError(f"shared memory has {size} bytes, not {SIZE}")
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS) if sealed else _SEALS
+    except OSError:  # memory of a kind that has no seals
+        seals = 0
+    if seals & _SEALS != _SEALS:
+        raise RemoteProtocolError("shared memory of another user is not sealed")
