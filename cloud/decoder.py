@@ -15,7 +15,8 @@ from cloud.engine.blocks import BlockPool
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.engine import BatchRunner, Engine
 from cloud.engine.exact import ExactRunner
-from cloud.engine.kernels import Attention
+from cloud.engine.kernels import Kernels
+from cloud.engine.kernels.reference import ReferenceKernels
 from cloud.engine.model import Model, Precision, build_model
 from cloud.engine.runner import Runner
 from cloud.engine.sampler import Sampler
@@ -139,12 +140,12 @@ def _runner(precision: Precision, model: Model, cache: KVCache) -> BatchRunner:
         if model.device.type != "cpu":
             raise ModelError("precision = 'exact' runs on the CPU; set device = 'cpu'")
         return ExactRunner(model, cache)
-    return Runner(model, cache, _attention(model.device))
+    return Runner(model, cache, _kernels(model.device))
 
 
-def _attention(device: torch.device) -> Attention:
-    if device.type == "cpu":
-        from cloud.engine.kernels.paged import attend
-    else:
-        from cloud.engine.kernels.reference import attend
-    return attend
+def _kernels(device: torch.device) -> Kernels:
+    if device.type != "cpu":
+        return ReferenceKernels()
+    from cloud.engine.kernels.compiled import CompiledKernels
+
+    return CompiledKernels()

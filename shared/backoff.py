@@ -1,8 +1,8 @@
 """Full-jitter exponential back-off that forgets only after a healthy while. Pure: `now` passed in.
 
-The delay before try n is uniform in 0..min(cap, base * 2^n) (Brooker, "Exponential Backoff and Jitter"). A
-connection that is kicked right after it succeeded does not reset it: that is how two clients with one
-identity would otherwise take each other's place forever at full speed.
+The delay before try n is uniform in 0..min(cap, base * 2^n) (Brooker, "Exponential Backoff and
+Jitter"). A connection that is kicked right after it succeeded does not reset it: that is how two
+clients with one identity would otherwise take each other's place forever at full speed.
 """
 
 from random import Random

@@ -63,7 +63,7 @@ class Channel:
         self._on_events, self._on_closed = on_events, on_closed
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = float("inf")
+        self._alarm_at: float | None = None
         self._open = True
         self.traffic = traffic if traffic is not None else Traffic()
 
@@ -119,21 +119,18 @@ class Channel:
             self._transport.send(data, provisional=provisional)
 
     def _set_alarm(self) -> None:
-        at = self._session.timer()
-        if at is None or at == float("inf"):
-            if self._alarm is not None:
-                self._alarm.cancel()
-                self._alarm, self._alarm_at = None, float("inf")
+        at = self._session.timer() if self._open else None
+        if at == self._alarm_at:
             return
         if self._alarm is not None:
-            if self._alarm_at == at:
-                return
             self._alarm.cancel()
+            self._alarm = None
         self._alarm_at = at
-        self._alarm = self._loop.call_later(max(0.0, at - self._clock()), self._ring)
+        if at is not None:
+            self._alarm = self._loop.call_later(max(0.0, at - self._clock()), self._ring)
 
     def _ring(self) -> None:
-        self._alarm, self._alarm_at = None, float("inf")
+        self._alarm = self._alarm_at = None
         self.pump()
 
     def _ended(self, reason: DeltarelayError | None) -> None:

@@ -12,7 +12,8 @@ import torch
 from cloud.decoder import Brain
 from cloud.engine.cache import KVCache
 from cloud.engine.engine import Engine
-from cloud.engine.kernels import paged, reference
+from cloud.engine.kernels.compiled import CompiledKernels
+from cloud.engine.kernels.reference import ReferenceKernels
 from cloud.engine.model import build_model
 from cloud.engine.plan import plan_batch
 from cloud.engine.precision import DenseLinear, crossings, repack_int4
@@ -21,7 +22,7 @@ from cloud.engine.scheduler import Batch, Chunk
 from cloud.engine.sequence import Generation, Sequence
 from shared.frames import Sampling
 from shared.nn.checkpoint import load_checkpoint
-from shared.nn.llama import forward
+from shared.nn.llama import forward, rope_table
 from tests.brains import small_brain, write_model
 from tests.vocabularies import smollm2
 
@@ -231,28 +232,50 @@ def test_an_append_computes_no_logits() -> None:
     assert heads == [1]
 
 
-def test_the_compiled_attention_equals_its_naive_twin_on_ragged_batches() -> None:
-    checkpoint = load_checkpoint(model_folder())
-    config = checkpoint.config
-    cache = KVCache(config, 40, torch.bfloat16, torch.device("cpu"))
-    torch.manual_seed(0)
-    cache.keys.copy_(torch.randn(cache.keys.shape))
-    cache.values.copy_(torch.randn(cache.values.shape))
+def ragged_batch(cache: KVCache) -> Batch:
+    """Chunks of all shapes, with their blocks scattered over the cache."""
     rng = Random(0)
     blocks = rng.sample(range(40), 40)
     chunks = []
-    for number, (context, count) in enumerate(
-        [(1, 1), (16, 1), (17, 3), (100, 16), (90, 40), (33, 2)]
-    ):
-        needed = -(-context // 16)
-        table = [blocks.pop() for _ in range(needed)]
+    shapes = [(1, 1), (16, 1), (17, 3), (100, 16), (90, 40), (33, 2), (200, 1)]
+    for number, (context, count) in enumerate(shapes):
+        table = [blocks.pop() for _ in range(-(-context // 16))]
         owner = Sequence(number, [0] * context, context - count, table)
         chunks.append(Chunk(owner, context - count, count, False))
-    plan = plan_batch(Batch(tuple(chunks)), torch.device("cpu"))
-    q = torch.randn(len(plan.tokens), config.heads, config.head_dim)
+    assert cache.keys.shape[1] == 40
+    return Batch(tuple(chunks))
+
+
+def test_compiled_kernels_equal_their_naive_twins() -> None:
+    config = load_checkpoint(model_folder()).config
+    torch.manual_seed(0)
+    compiled, naive = CompiledKernels(), ReferenceKernels()
+    caches = [KVCache(config, 40, torch.bfloat16, torch.device("cpu")) for _ in range(2)]
+    noise = torch.randn(2, *caches[0].keys.shape)
+    for cache in caches:
+        cache.keys.copy_(noise[0])
+        cache.values.copy_(noise[1])
+    plan = plan_batch(ragged_batch(caches[0]), *rope_table(config, 256))
+    rows, width = len(plan.tokens), config.heads + 2 * config.kv_heads
+    qkv = torch.randn(rows, width * config.head_dim) * 3
+    q = [
+        kernels.store(1, qkv, config.heads, cache, plan)
+        for kernels, cache in zip((compiled, naive), caches, strict=True)
+    ]
+    torch.testing.assert_close(*q)
+    torch.testing.assert_close(caches[0].values, caches[1].values, rtol=0, atol=0)
+    torch.testing.assert_close(caches[0].keys, caches[1].keys, rtol=1e-2, atol=1e-2)
+    caches[1].keys.copy_(caches[0].keys)
     torch.testing.assert_close(
-        paged.attend(1, q, cache, plan), reference.attend(1, q, cache, plan), rtol=1e-4, atol=1e-4
+        compiled.attend(1, q[0], caches[0], plan),
+        naive.attend(1, q[0], caches[1], plan),
+        rtol=1e-4,
+        atol=1e-4,
     )
+    x, weight = torch.randn(rows, 96) * 4, torch.randn(96)
+    torch.testing.assert_close(compiled.norm(x, weight, 1e-5), naive.norm(x, weight, 1e-5))
+    wild = torch.randn(rows, 192) * torch.tensor([1.0, 30.0, 200.0]).repeat(64)
+    torch.testing.assert_close(compiled.gate(wild), naive.gate(wild), rtol=1e-5, atol=1e-6)
 
 
 def test_int4_blocks_are_repacked_without_touching_a_code() -> None:

@@ -1,6 +1,8 @@
 """The KV cache: paged keys and values of all layers."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.nn.llama import LlamaConfig
 
@@ -17,6 +19,10 @@ class KVCache:
         shape = (config.layers, num_blocks, BLOCK, config.kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._raw: list[tuple[NDArray[np.uint16], NDArray[np.uint16]]] = []
+        if dtype == torch.bfloat16 and device.type == "cpu":
+            keys, values = (t.view(torch.uint16).numpy() for t in (self.keys, self.values))
+            self._raw = list(zip(keys, values, strict=True))
 
     def write(
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -24,6 +30,10 @@ class KVCache:
         """Store rows (rows, kv_heads, head_dim) at `slots` (block * BLOCK + offset, one a row)."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys.to(self.keys.dtype))
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values.to(self.values.dtype))
+
+    def raw(self, layer: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+        """Return the bits of a layer's keys and values in a bfloat16 cache on the CPU."""
+        return self._raw[layer]
 
     @staticmethod
     def bytes_per_block(config: LlamaConfig, dtype: torch.dtype) -> int:

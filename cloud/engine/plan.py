@@ -22,17 +22,20 @@ class Plan:
     """One step's rows. All tensors are on the model's device."""
 
     tokens: torch.Tensor  # (rows,)
-    positions: torch.Tensor  # (rows,)
+    cos: torch.Tensor  # (rows, head_dim / 2)
+    sin: torch.Tensor
     slots: torch.Tensor  # (rows,) where each row's key and value go
     tables: torch.Tensor  # (spans, most blocks of a span) int32, padded with 0
     row_span: torch.Tensor  # (rows,) int32
     row_context: torch.Tensor  # (rows,) int32: keys each row sees
+    seen: torch.Tensor  # (longest context,) int32: 0, 1, 2, ...
     spans: tuple[Span, ...]
     sampled: torch.Tensor  # (sampled spans,) the rows that logits are wanted of
 
 
-def plan_batch(batch: Batch, device: torch.device) -> Plan:
-    """Lay out the chunks of a batch."""
+def plan_batch(batch: Batch, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
+    """Lay out the chunks of a batch; `cos`, `sin`: (positions, head_dim / 2) of the model."""
+    device = cos.device
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -56,11 +59,13 @@ def plan_batch(batch: Batch, device: torch.device) -> Plan:
     where = torch.tensor(positions, device=device)
     return Plan(
         torch.tensor(tokens, device=device),
-        where,
+        cos[where],
+        sin[where],
         torch.tensor(slots, device=device),
         torch.tensor(tables, dtype=torch.int32, device=device),
         torch.tensor(row_span, dtype=torch.int32, device=device),
         (where + 1).int(),
+        torch.arange(max(span.context for span in spans), dtype=torch.int32, device=device),
         tuple(spans),
         torch.tensor(sampled, dtype=torch.int64, device=device),
     )

@@ -1,7 +1,7 @@
 """Carries frames between the two ends of one connection. Knows nothing of what they mean.
 
-Every transport passes the same conformance suite (`tests/conformance`). All run on one asyncio event loop
-and hand frames over by callback, so that a frame is parsed in the same turn of the loop that received it.
+Every transport passes the same conformance suite (`tests/conformance`). All run on one asyncio
+event loop and hand frames over by callback, so that a frame is parsed in the turn that received it.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ OnClosed = Callable[[DeltarelayError | None], None]
 """Called once when the connection ends: None after `close`, else why."""
 
 MAX_PENDING = 4 * 1024 * 1024
-"""Bytes that may wait for a slow peer; beyond them the connection is given up, and resumed later."""
+"""Bytes that may wait for a slow peer; beyond them the connection is given up, to be resumed."""
 
 
 class Transport(Protocol):
@@ -32,8 +32,8 @@ class Transport(Protocol):
     def send(self, frame: bytes, *, provisional: bool = False) -> None:
         """Queue a frame; order is kept among frames that are not provisional.
 
-        A provisional frame may be dropped when the peer is slow. After the connection has ended nothing
-        happens: the owner learns of the end by `on_closed`.
+        A provisional frame may be dropped when the peer is slow. After the connection has ended
+        nothing happens: the owner learns of the end by `on_closed`.
         """
         ...
 

@@ -29,7 +29,7 @@ class LoopbackTransport:
     def send(self, frame: bytes, *, provisional: bool = False) -> None:
         """Hand a frame to the peer in the next turn of the event loop."""
         peer = self._peer
-        if peer is None:
+        if peer is None or (provisional and peer._inbox_bytes > MAX_PENDING // 2):
             return
         peer._inbox.append(bytes(frame))
         peer._inbox_bytes += len(frame)

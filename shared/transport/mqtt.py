@@ -2,10 +2,12 @@
 
     dr/v1/{fleet}/{decoder}/{device}/up     frames to a decoder
     dr/v1/{fleet}/{device}/down             frames to a device
-    dr/v1/{fleet}/{decoder or device}/state retained while its owner is connected, cleared by its last will
+    dr/v1/{fleet}/{decoder or device}/state retained while its owner is connected
 
-A device picks one of the decoders that announce themselves by rendezvous hashing, so that it finds the same
-one again and a fleet spreads evenly; when that decoder's state is cleared, the connection counts as broken.
+A device picks one of the decoders that announce themselves by rendezvous hashing, so that it finds
+the same one again and a fleet spreads evenly. However an owner of a state leaves, its last will
+clears it: then the connections with it are over. A decoder hangs up on one device by an empty
+message.
 """
 
 import asyncio
@@ -20,13 +22,17 @@ import msgspec
 
 from shared.backoff import Backoff
 from shared.errors import ConfigError, DeltarelayError, LinkError
-from shared.transport import OnClosed, OnFrame, Transport
-from shared.transport.mqtt_client import Broker, MqttClient
+from shared.transport import Transport
+from shared.transport.mqtt_address import Broker
+from shared.transport.mqtt_client import MqttClient
+from shared.transport.mqtt_transport import MqttTransport
 
 log = logging.getLogger(__name__)
 
 DISCOVERY = 3.0
 """Seconds a device waits for a decoder to announce itself."""
+SETTLE = 0.05
+"""Seconds it waits for the announcements of others: retained messages arrive one by one."""
 MAX_DEVICES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -54,46 +60,6 @@ def choose_decoder(device: str, decoders: set[str]) -> str:
     return max(decoders, key=lambda d: hashlib.sha256(f"{device}\0{d}".encode()).digest())
 
 
-class MqttTransport:
-    """A device's end, or the decoder's end for one device."""
-
-    def __init__(self, name: str, publish: Callable[..., None], end: Callable[[], None]) -> None:
-        self.name = name
-        self._publish, self._end_client = publish, end
-        self._on_frame: OnFrame | None = None
-        self._on_closed: OnClosed | None = None
-        self._early: list[bytes] = []
-
-    def start(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
-        """Begin to deliver frames."""
-        self._on_frame, self._on_closed = on_frame, on_closed
-        early, self._early = self._early, []
-        for frame in early:
-            on_frame(frame)
-
-    def send(self, frame: bytes, *, provisional: bool = False) -> None:
-        """Publish a frame."""
-        self._publish(frame, provisional=provisional)
-
-    def close(self) -> None:
-        """End this connection."""
-        self.end(None)
-
-    def deliver(self, frame: bytes) -> None:
-        """Take a frame from the client."""
-        if self._on_frame is not None:
-            self._on_frame(frame)
-        elif len(self._early) < 64:
-            self._early.append(frame)
-
-    def end(self, reason: DeltarelayError | None) -> None:
-        """The connection is over."""
-        on_closed, self._on_closed, self._on_frame = self._on_closed, None, None
-        self._end_client()
-        if on_closed is not None:
-            on_closed(reason)
-
-
 class _DeviceLink:
     """A device's client: finds a decoder, then carries frames."""
 
@@ -103,6 +69,7 @@ class _DeviceLink:
         self._decoders: set[str] = set()
         self._found = asyncio.Event()
         self._decoder = ""
+        self._failed: DeltarelayError | None = None
         self._transport: MqttTransport | None = None
         self.client = MqttClient(
             broker,
@@ -124,29 +91,39 @@ class _DeviceLink:
         client.publish_state(f"{root}/{self._device}/state", msgspec.json.encode(State("device")))
         up = f"{root}/{self._decoder}/{self._device}/up"
 
-        def publish(frame: bytes, *, provisional: bool) -> None:
-            client.publish(up, frame, provisional=provisional)
+        def publish(payload: bytes, *, provisional: bool) -> None:
+            client.publish(up, payload, provisional=provisional)
 
-        self._transport = MqttTransport(
-            f"{client.broker.name}/{self._decoder}", publish, client.close
-        )
+        def ended(_hang_up: bool) -> None:
+            client.close()
+
+        self._transport = MqttTransport(f"{client.broker.name}/{self._decoder}", publish, ended)
         return self._transport
 
     async def _discover(self, wanted: str | None) -> str:
         name = self.client.broker.name
         try:
             async with asyncio.timeout(DISCOVERY):
-                while not self._decoders or (wanted and wanted not in self._decoders):
-                    self._found.clear()
-                    await self._found.wait()
+                return await self._choose(wanted)
         except TimeoutError:
             who = f"decoder {wanted!r} does not announce itself" if wanted else "no decoder"
             raise LinkError(
                 f"{name}: {who} under {self._root}/+/state; start one with "
                 f"`deltarelay cloud --listen {name}`, or check the fleet's name"
             ) from None
-        await asyncio.sleep(0)  # retained states arrive together
-        return wanted or choose_decoder(self._device, self._decoders)
+
+    async def _choose(self, wanted: str | None) -> str:
+        while True:
+            while not self._decoders or (wanted and wanted not in self._decoders):
+                if self._failed is not None:
+                    raise self._failed
+                self._found.clear()
+                await self._found.wait()
+            if wanted:
+                return wanted
+            await asyncio.sleep(SETTLE)
+            if self._decoders:
+                return choose_decoder(self._device, self._decoders)
 
     def _message(self, topic: str, payload: bytes) -> None:
         if topic.endswith("/down"):
@@ -163,6 +140,8 @@ class _DeviceLink:
                 self._transport.end(LinkError(f"{self._transport.name}: the decoder left"))
 
     def _lost(self, reason: DeltarelayError | None) -> None:
+        self._failed = reason
+        self._found.set()
         if self._transport is not None:
             self._transport.end(reason)
 
@@ -187,7 +166,7 @@ async def connect_mqtt(
 
 
 class MqttListener:
-    """A decoder's presence at a broker: announces itself, makes one transport per device, reconnects."""
+    """A decoder at a broker: announces itself, makes one transport per device, reconnects."""
 
     def __init__(
         self, broker: Broker, *, fleet: str, decoder: str, boot: str, rng: Random | None = None
@@ -223,10 +202,9 @@ class MqttListener:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._client is not None:
-            self._client.publish_state(f"{self._root}/{self._decoder}/state", b"")
-            self._client.close()
         self._end_all(None)
+        if self._client is not None:
+            self._client.close()
 
     async def _keep_connected(self) -> None:
         loop = asyncio.get_running_loop()
@@ -288,14 +266,16 @@ class MqttListener:
     def _new_device(self, device: str) -> MqttTransport:
         down = f"{self._root}/{device}/down"
 
-        def publish(frame: bytes, *, provisional: bool) -> None:
+        def publish(payload: bytes, *, provisional: bool) -> None:
             if self._client is not None:
-                self._client.publish(down, frame, provisional=provisional)
+                self._client.publish(down, payload, provisional=provisional)
 
-        def end() -> None:
+        def ended(hang_up: bool) -> None:
             self._devices.pop(device, None)
+            if hang_up:
+                publish(b"", provisional=False)
 
-        transport = MqttTransport(f"{self.name}/{device}", publish, end)
+        transport = MqttTransport(f"{self.name}/{device}", publish, ended)
         self._devices[device] = transport
         self._on_connection(transport)
         return transport

@@ -1,8 +1,9 @@
-"""One MQTT 5 connection on the event loop: paho's packets, our sending window, our sockets' settings.
+"""One MQTT 5 connection on the event loop: paho's packets, our sending window, our socket settings.
 
-paho is used without its thread, its queue and its reconnecting: after a break its backlog would burst past
-every window, ignore the server's receive maximum and overtake what the relay has to say first. Here a
-connection is used once; the owner makes the next one, and the session replays what counts.
+paho is used without its thread, its queue and its reconnecting: after a break its backlog would
+burst past every window, ignore the server's receive maximum and overtake what the relay has to say
+first. Here a connection is used once; the owner makes the next one, and the session replays what
+counts.
 """
 
 import asyncio
@@ -11,9 +12,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -21,8 +20,11 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from shared.errors import CapacityError, ConfigError, DeltarelayError, LinkError
+from shared.errors import CapacityError, DeltarelayError, LinkError
 from shared.transport import MAX_PENDING
+from shared.transport.mqtt_address import Broker, parse_broker
+
+__all__ = ["Broker", "MqttClient", "parse_broker"]
 
 KEEPALIVE = 15
 """Seconds; a silent broker is noticed after one and a half of them."""
@@ -30,49 +32,11 @@ CONNECT_TIMEOUT = 5.0
 MAX_WINDOW = 8
 """QoS 1 messages under way at once, and at most half of what the broker allows."""
 _RECEIVE_MAXIMUM = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Broker:
-    """Where a broker is and how to get in. Never print `password`."""
-
-    host: str
-    port: int = 1883
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = None
-
-    @property
-    def name(self) -> str:
-        """The address, without secrets."""
-        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
-
-
-def parse_broker(url: str) -> Broker:
-    """Read `mqtt[s]://[user:password@]host[:port]`.
-
-    Raises:
-        ConfigError: it is not such a URL.
-    """
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        raise ConfigError(f"{url}: the port must be 1..65535") from None
-    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname:
-        raise ConfigError(f"{url}: expected mqtt://host:port or mqtts://host:port")
-    secure = parts.scheme == "mqtts"
-    return Broker(
-        parts.hostname,
-        port or (8883 if secure else 1883),
-        unquote(parts.username) if parts.username else None,
-        unquote(parts.password) if parts.password else None,
-        ssl.create_default_context() if secure else None,
-    )
+_SUCCESS = MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 class MqttClient:
-    """One connection to a broker; `on_message(topic, payload)` and `on_lost(why)` run in the event loop."""
+    """One connection; `on_message(topic, payload)` and `on_lost(why)` run in the event loop."""
 
     def __init__(
         self,
@@ -87,7 +51,8 @@ class MqttClient:
         self._on_message, self._on_lost = on_message, on_lost
         self._loop = asyncio.get_running_loop()
         self._window = 1
-        self._under_way = 0
+        self._under_way: set[int] = set()
+        """QoS 1 messages that the broker has not acknowledged."""
         self._pending: deque[tuple[str, bytes, bool]] = deque()
         self._pending_bytes = 0
         self._inbox: list[tuple[str, bytes]] = []
@@ -96,6 +61,7 @@ class MqttClient:
         self._socket: socket.socket | None = None
         self._housekeeping: asyncio.TimerHandle | None = None
         self._open = False
+        self._why = "the connection broke"
         self._paho = client = Client(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -121,21 +87,9 @@ class MqttClient:
         Raises:
             LinkError: the broker is absent, silent, or refuses.
         """
-        properties = Properties(PacketTypes.CONNECT)
-        properties.ReceiveMaximum = _RECEIVE_MAXIMUM
         name = self.broker.name
         try:
-            code = await asyncio.to_thread(
-                self._paho.connect,
-                self.broker.host,
-                self.broker.port,
-                KEEPALIVE,
-                clean_start=True,
-                properties=properties,
-            )
-            sock = self._paho.socket()
-            if code != MQTTErrorCode.MQTT_ERR_SUCCESS or not isinstance(sock, socket.socket):
-                raise LinkError(f"{name}: connect failed ({code})")
+            sock = await self._open_socket()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket, self._open = sock, True
             self._loop.add_reader(sock, self._readable)
@@ -159,14 +113,17 @@ class MqttClient:
             LinkError: the broker refuses one of them, or does not answer.
         """
         code, mid = self._paho.subscribe([(topic, 1) for topic in topics])
-        if code != MQTTErrorCode.MQTT_ERR_SUCCESS or mid is None:
-            raise LinkError(f"{self.broker.name}: subscribe failed ({code})")
+        if code != _SUCCESS or mid is None:
+            raise LinkError(f"{self.broker.name}: subscribe failed ({code.name})")
         answer = self._answers[mid] = self._loop.create_future()
         self._flush_socket()
         try:
             reasons = await asyncio.wait_for(answer, CONNECT_TIMEOUT)
         except TimeoutError:
             raise LinkError(f"{self.broker.name}: no answer to SUBSCRIBE") from None
+        if len(reasons) != len(topics):
+            answered = f"SUBACK for {len(reasons)} of {len(topics)} topics"
+            raise LinkError(f"{self.broker.name}: {answered}")
         for topic, reason in zip(topics, reasons, strict=True):
             if reason.is_failure:
                 raise LinkError(f"{self.broker.name}: subscribing {topic} was refused: {reason}")
@@ -176,18 +133,15 @@ class MqttClient:
         if not self._open:
             return
         if provisional:
-            if not self._pending:
+            if not self._pending and not self._paho.want_write():
                 self._paho.publish(topic, payload, qos=0)
                 self._flush_socket()
             return
         self._pending.append((topic, payload, False))
         self._pending_bytes += len(payload)
         if self._pending_bytes > MAX_PENDING:
-            self._lose(
-                CapacityError(
-                    f"{self.broker.name}: {self._pending_bytes} bytes wait for the broker"
-                )
-            )
+            waiting = f"{self.broker.name}: {self._pending_bytes} bytes wait for the broker"
+            self._lose(CapacityError(waiting))
             return
         self._send_pending()
 
@@ -198,29 +152,56 @@ class MqttClient:
             self._send_pending()
 
     def close(self) -> None:
-        """Disconnect. What waits for the window is lost, and replayed by the session."""
+        """Disconnect; the broker publishes the will. What waits for the window is lost."""
         if self._open:
             with contextlib.suppress(OSError, ValueError):
-                self._paho.disconnect()
-                self._flush_socket()
+                self._paho.disconnect(ReasonCode(PacketTypes.DISCONNECT, identifier=4))
         self._lose(None)
 
     # --- inside: all on the event loop
 
+    async def _open_socket(self) -> socket.socket:
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call] # paho's
+        properties.ReceiveMaximum = _RECEIVE_MAXIMUM
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(
+                self._paho.connect,
+                self.broker.host,
+                self.broker.port,
+                KEEPALIVE,
+                clean_start=True,
+                properties=properties,
+            )
+        )
+        try:
+            code = await asyncio.shield(opening)
+        except asyncio.CancelledError:  # the thread goes on: close what it opens
+            opening.add_done_callback(self._opened_late)
+            raise
+        sock = self._paho.socket()
+        if code != _SUCCESS or not isinstance(sock, socket.socket):
+            raise LinkError(f"{self.broker.name}: connect failed ({code.name})")
+        return sock
+
+    def _opened_late(self, opening: asyncio.Future[Any]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._drop()
+
     def _send_pending(self) -> None:
-        while self._open and self._pending and self._under_way < self._window:
+        while self._open and self._pending and len(self._under_way) < self._window:
             topic, payload, retain = self._pending.popleft()
             self._pending_bytes -= 0 if retain else len(payload)
-            self._under_way += 1
-            self._paho.publish(topic, payload, qos=1, retain=retain)
+            self._under_way.add(self._paho.publish(topic, payload, qos=1, retain=retain).mid)
         self._flush_socket()
 
     def _flush_socket(self) -> None:
-        if self._socket is None or not self._open:
+        if not self._open:
             return
         if self._paho.want_write():
             self._paho.loop_write()
-        if self._paho.want_write() and self._socket is not None:
+        if self._socket is None:  # paho has closed it
+            self._lose(LinkError(f"{self.broker.name}: {self._why}"))
+        elif self._paho.want_write():
             self._loop.add_writer(self._socket, self._writable)
 
     def _writable(self) -> None:
@@ -229,30 +210,24 @@ class MqttClient:
             self._flush_socket()
 
     def _readable(self) -> None:
-        while True:
-            code = self._paho.loop_read(64)
-            if code != MQTTErrorCode.MQTT_ERR_SUCCESS:
-                self._hand_over()
-                self._lose(LinkError(f"{self.broker.name}: connection lost ({code.name})"))
-                return
-            sock = self._socket
-            if not isinstance(sock, ssl.SSLSocket) or not sock.pending():
-                break
-        self._hand_over()
-        self._send_pending()
-
-    def _hand_over(self) -> None:
+        try:
+            more = True
+            while more and self._socket is not None:
+                self._paho.loop_read()
+                sock = self._socket
+                more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        except Exception as error:  # whatever paho raises over a broker's malformed bytes
+            self._lose(LinkError(f"{self.broker.name}: malformed MQTT ({error!r})"))
+            return
         inbox, self._inbox = self._inbox, []
         for topic, payload in inbox:
             if self._open:
                 self._on_message(topic, payload)
+        self._send_pending()
 
     def _tick(self) -> None:
         if self._open:
-            code = self._paho.loop_misc()
-            if code != MQTTErrorCode.MQTT_ERR_SUCCESS:
-                self._lose(LinkError(f"{self.broker.name}: the broker is silent ({code.name})"))
-                return
+            self._paho.loop_misc()
             self._flush_socket()
             self._housekeeping = self._loop.call_later(1.0, self._tick)
 
@@ -260,8 +235,7 @@ class MqttClient:
         self._open = False
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        if self._socket is not None:
-            self._forget_socket()
+        self._forget_socket()
         sock = self._paho.socket()
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -275,9 +249,14 @@ class MqttClient:
             self._loop.remove_writer(sock)
 
     def _lose(self, reason: DeltarelayError | None) -> None:
-        if self._open:
-            self._drop()
-            self._on_lost(reason)
+        if not self._open:
+            return
+        self._drop()
+        waiting: list[asyncio.Future[Any]] = [self._connack, *self._answers.values()]
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(reason or LinkError(f"{self.broker.name}: closed here"))
+        self._on_lost(reason)
 
     def _connected(self, _c: Any, _u: Any, _f: Any, reason: ReasonCode, props: Any) -> None:
         if self._connack.done():
@@ -290,10 +269,10 @@ class MqttClient:
         self._connack.set_result(None)
 
     def _message(self, _client: Any, _userdata: Any, message: MQTTMessage) -> None:
-        self._inbox.append((message.topic, message.payload))
+        self._inbox.append((message.topic, bytes(message.payload)))
 
-    def _published(self, _c: Any, _u: Any, _mid: int, _reason: Any, _props: Any) -> None:
-        self._under_way = max(0, self._under_way - 1)
+    def _published(self, _c: Any, _u: Any, mid: int, _reason: Any, _props: Any) -> None:
+        self._under_way.discard(mid)  # QoS 0 is reported, too
 
     def _subscribed(self, _c: Any, _u: Any, mid: int, reasons: list[ReasonCode], _p: Any) -> None:
         answer = self._answers.pop(mid, None)
@@ -301,5 +280,4 @@ class MqttClient:
             answer.set_result(reasons)
 
     def _disconnected(self, _c: Any, _u: Any, _f: Any, reason: ReasonCode, _p: Any) -> None:
-        if not self._connack.done():
-            self._connack.set_exception(LinkError(f"{self.broker.name}: closed ({reason})"))
+        self._why = f"closed ({reason})"

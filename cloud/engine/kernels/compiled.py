@@ -1,0 +1,208 @@
+"""Kernels compiled for the CPU: few passes over small tensors, keys read where they lie.
+
+Attention of single rows (replies) loops over (row, KV head), folds the query heads of a group, and keeps a
+running softmax (Milakov & Gimelshein, arXiv:1805.02867) in float32. Longer spans are matrix products and go
+to torch. The cache is bfloat16, which is the upper half of a float32: widening is a shift, narrowing rounds
+to nearest even.
+"""
+
+import numba
+import numpy as np
+import torch
+
+from cloud.engine.cache import KVCache
+from cloud.engine.kernels.reference import attend_span
+from cloud.engine.plan import Plan
+
+SHORT = 2
+"""Rows up to which a span is attended row by row."""
+
+
+@numba.njit(inline="always")
+def _widen(raw):
+    return np.uint32(np.uint32(raw) << np.uint32(16)).view(np.float32)
+
+
+@numba.njit(inline="always")
+def _narrow(value):
+    bits = np.uint32(np.float32(value).view(np.uint32))
+    odd = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@numba.njit(inline="always")
+def _exp(x):
+    """e^x for x <= 0 in float32, to about 2 ulp (Cody-Waite reduction, Taylor to degree 6)."""
+    x = max(np.float32(x), np.float32(-87.0))
+    n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1 / 720)
+    p = p * r + np.float32(1 / 120)
+    p = p * r + np.float32(1 / 24)
+    p = p * r + np.float32(1 / 6)
+    p = p * r + np.float32(0.5)
+    p = p * r + np.float32(1.0)
+    p = p * r + np.float32(1.0)
+    return p * np.uint32(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)).view(np.float32)
+
+
+@numba.njit(fastmath=True, nogil=True, cache=True)
+def _norm(x, weight, eps, out):
+    rows, hidden = x.shape
+    for row in range(rows):
+        total = np.float32(0.0)
+        for i in range(hidden):
+            total += x[row, i] * x[row, i]
+        scale = np.float32(1.0) / np.sqrt(total / np.float32(hidden) + np.float32(eps))
+        for i in range(hidden):
+            out[row, i] = x[row, i] * scale * weight[i]
+
+
+@numba.njit(fastmath=True, nogil=True, cache=True)
+def _gate(gate_up, out):
+    rows, inner = out.shape
+    for row in range(rows):
+        for i in range(inner):
+            g = gate_up[row, i]
+            e = _exp(-abs(g))
+            sigmoid = np.float32(1.0) / (np.float32(1.0) + e)
+            if g < 0:
+                sigmoid = e * sigmoid
+            out[row, i] = g * sigmoid * gate_up[row, inner + i]
+
+
+@numba.njit(fastmath=True, nogil=True, cache=True)
+def _store(qkv, cos, sin, slots, keys, values, out):
+    rows, heads, dim = out.shape
+    kv_heads, half = keys.shape[2], dim // 2
+    block = keys.shape[1]
+    for row in range(rows):
+        where, offset = slots[row] // block, slots[row] % block
+        for head in range(heads + kv_heads):
+            at = head * dim
+            for i in range(half):
+                a, b = qkv[row, at + i], qkv[row, at + half + i]
+                low = a * cos[row, i] - b * sin[row, i]
+                high = b * cos[row, i] + a * sin[row, i]
+                if head < heads:
+                    out[row, head, i], out[row, head, half + i] = low, high
+                else:
+                    keys[where, offset, head - heads, i] = _narrow(low)
+                    keys[where, offset, head - heads, half + i] = _narrow(high)
+        for head in range(kv_heads):
+            at = (heads + kv_heads + head) * dim
+            for i in range(dim):
+                values[where, offset, head, i] = _narrow(qkv[row, at + i])
+
+
+@numba.njit(fastmath=True, nogil=True, cache=True)
+def _attend(q, keys, values, tables, row_span, row_context, short, out):
+    rows, heads, dim = q.shape
+    block, kv_heads = keys.shape[1], keys.shape[2]
+    group = heads // kv_heads
+    scale = np.float32(1.0 / np.sqrt(dim))
+    query = np.empty((group, dim), np.float32)
+    wide = np.empty((block, dim), np.float32)
+    score = np.empty((group, block), np.float32)
+    total = np.empty((group, dim), np.float32)
+    most = np.empty(group, np.float32)
+    mass = np.empty(group, np.float32)
+    for row in range(rows):
+        if not short[row]:
+            continue
+        context, table = row_context[row], tables[row_span[row]]
+        for head in range(kv_heads):
+            for g in range(group):
+                most[g], mass[g] = np.float32(-1e30), np.float32(0.0)
+                for i in range(dim):
+                    query[g, i] = q[row, head * group + g, i] * scale
+                    total[g, i] = 0.0
+            for b in range((context + block - 1) // block):
+                here = table[b]
+                count = min(block, context - b * block)
+                for p in range(count):
+                    for i in range(dim):
+                        wide[p, i] = _widen(keys[here, p, head, i])
+                for g in range(group):
+                    top = most[g]
+                    for p in range(count):
+                        dot = np.float32(0.0)
+                        for i in range(dim):
+                            dot += query[g, i] * wide[p, i]
+                        score[g, p] = dot
+                        top = max(top, dot)
+                    shrink = _exp(most[g] - top)
+                    most[g] = top
+                    added = np.float32(0.0)
+                    for p in range(count):
+                        score[g, p] = _exp(score[g, p] - top)
+                        added += score[g, p]
+                    mass[g] = mass[g] * shrink + added
+                    for i in range(dim):
+                        total[g, i] *= shrink
+                for p in range(count):
+                    for i in range(dim):
+                        wide[p, i] = _widen(values[here, p, head, i])
+                for g in range(group):
+                    for p in range(count):
+                        for i in range(dim):
+                            total[g, i] += score[g, p] * wide[p, i]
+            for g in range(group):
+                for i in range(dim):
+                    out[row, head * group + g, i] = total[g, i] / mass[g]
+
+
+class CompiledKernels:
+    """On the CPU, with a bfloat16 cache."""
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Root-mean-square norm of every row."""
+        out = torch.empty_like(x)
+        _norm(x.numpy(), weight.numpy(), eps, out.numpy())
+        return out
+
+    def store(
+        self, layer: int, qkv: torch.Tensor, heads: int, cache: KVCache, plan: Plan
+    ) -> torch.Tensor:
+        """Turn queries and keys by their positions; put keys and values into the cache."""
+        out = torch.empty(len(qkv), heads, cache.keys.shape[4])
+        keys, values = cache.raw(layer)
+        _store(
+            qkv.numpy(),
+            plan.cos.numpy(),
+            plan.sin.numpy(),
+            plan.slots.numpy(),
+            keys,
+            values,
+            out.numpy(),
+        )
+        return out
+
+    def attend(self, layer: int, q: torch.Tensor, cache: KVCache, plan: Plan) -> torch.Tensor:
+        """Attend single rows here, longer spans as matrix products."""
+        out = torch.empty_like(q)
+        short = np.ones(len(q), np.bool_)
+        for numbered in enumerate(plan.spans):
+            span = numbered[1]
+            if span.count > SHORT:
+                short[span.row : span.row + span.count] = False
+                attend_span(layer, q, cache, plan, numbered, out)
+        if short.any():
+            keys, values = cache.raw(layer)
+            _attend(
+                q.numpy(),
+                keys,
+                values,
+                plan.tables.numpy(),
+                plan.row_span.numpy(),
+                plan.row_context.numpy(),
+                short,
+                out.numpy(),
+            )
+        return out.flatten(1)
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """SwiGLU."""
+        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+        _gate(gate_up.numpy(), out.numpy())
+        return out
