@@ -5,12 +5,16 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shared.child import die_with_parent
 from shared.commands import parser, print_json, progress, run, start_logging
 from shared.config import load_settings
 from shared.models import known_models, model_path, pull
 from shared.paths import default_socket
+
+if TYPE_CHECKING:  # importing it loads torch, which `deltarelay models` can do without
+    from cloud.decoder import DecoderSettings
 
 
 def cloud(arguments: Sequence[str]) -> int:
@@ -35,7 +39,7 @@ def cloud(arguments: Sequence[str]) -> int:
     return asyncio.run(_serve(settings, addresses))
 
 
-async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:  # noqa: F821
+async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
     from cloud.decoder import load_brain
     from cloud.server import Decoder
 
@@ -98,12 +102,17 @@ def models(arguments: Sequence[str]) -> int:
 
 
 def _list_models(*, as_json: bool) -> int:
-    rows = [{"model": m.name, "bytes": m.size, "license": m.license, "pulled": m.pulled} for m in known_models()]
+    known = known_models()
     if as_json:
+        rows = [
+            {"model": m.name, "bytes": m.size, "licence": m.licence, "pulled": m.is_pulled}
+            for m in known
+        ]
         print_json({"models": rows})
-    for row in [] if as_json else rows:
-        state = "pulled" if row["pulled"] else "not pulled"
-        print(f"{row['model']}  {row['bytes'] / 1e6:.0f} MB  {row['license']}  {state}")
+        return 0
+    for model in known:
+        state = "pulled" if model.is_pulled else "not pulled"
+        print(f"{model.name}  {model.size / 1e6:.0f} MB  {model.licence}  {state}")
     return 0
 
 

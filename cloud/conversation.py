@@ -1,12 +1,11 @@
 """A conversation in the cloud: a relay stream on one side, an engine sequence on the other.
 
-Owns template and history. Whatever changes, the whole prompt is known by construction, and the sequence is
-spliced at the longest common prefix: a frame that changes no id changes nothing.
+Owns template and history. Whatever changes, the whole prompt is known by construction, and the
+sequence is spliced at the longest common prefix: a frame that changes no id changes nothing.
 """
 
 import asyncio
 from collections.abc import Callable
-from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
 from cloud.engine.engine import Engine
@@ -16,7 +15,16 @@ from cloud.template import ChatTemplate, ChatTurn
 from cloud.worker import Worker
 from shared.errors import ContextLengthError
 from shared.frames import Reason
-from shared.session import Cancelled, CloudStream, Ended, Event, HistorySet, Opened, Reopened, Revised
+from shared.session import (
+    Cancelled,
+    CloudStream,
+    Ended,
+    Event,
+    HistorySet,
+    Opened,
+    Reopened,
+    Revised,
+)
 from shared.tokenizer import Tokenizer
 from shared.tokenlog import common_prefix
 
@@ -125,8 +133,8 @@ class Conversation:
         self._opening = self._voice.template.opening(self.stream.body.system)
         if len(self._opening) + 2 * MIN_REPLY > self._voice.context:
             raise ContextLengthError(
-                f"the system text and its template take {len(self._opening)} tokens of a context of "
-                f"{self._voice.context}: shorten it"
+                f"the system text and its template take {len(self._opening)} tokens of a context "
+                f"of {self._voice.context}: shorten it"
             )
 
     def _revised(self) -> None:
@@ -210,7 +218,7 @@ class Conversation:
         return self._voice.template.prompt(self._opening, kept)
 
     def _make_room(self, user: int) -> bool:
-        """Drop whole oldest turns once the context is full, down to half; False if even that won't do."""
+        """Drop whole oldest turns once the context is full, down to half; False: still full."""
         context = self._voice.context
         wanted = user + len(self._voice.template.reply_opening) + MIN_REPLY
         if len(self._prompt()) + wanted <= context:

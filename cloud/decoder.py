@@ -37,7 +37,7 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     model: str = "smollm2-135m-instruct"
     """A known model's name, or the path of a GGUF file or Hugging Face folder."""
     listen: list[str] = []
-    """Where vehicles connect: shm:///path, mqtt://host:port; default: this user's runtime folder."""
+    """Where vehicles connect: shm:///path, mqtt://host:port; default: this user's socket."""
     name: str = ""
     """This decoder's name in its fleet; default: the host's name."""
     fleet: str = "fleet"

@@ -1,7 +1,7 @@
 """Devices and their conversations: accepts connections, knows who holds what, routes events.
 
-A device's fault ends its own connection only. A conversation outlives connections until BYE, `keep_seconds`
-or the bound on their number.
+A device's fault ends its own connection only. A conversation outlives connections until BYE,
+`keep_seconds` or the bound on their number.
 """
 
 import asyncio
@@ -11,28 +11,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, DecoderSettings, default_name, make_voice
 from cloud.worker import Worker
-from shared import frames
-from shared.channel import Channel
 from shared.errors import (
     ConfigError,
-    DeltarelayError,
     ModelError,
     RemoteProtocolError,
-    SupersededError,
     TokenizerMismatchError,
 )
 from shared.frames import HelloBody, WelcomeBody
 from shared.session import (
-    Closed,
-    CloudSession,
     CloudStream,
-    Event,
-    FetchAsked,
-    Greeted,
-    Opened,
 )
 from shared.session.cloud import greeting
 from shared.transport import Listener, Transport
@@ -52,7 +43,7 @@ class _Entry:
     """A conversation and the connection it is on, if any."""
 
     conversation: Conversation
-    connection: "Connection | None"
+    connection: Connection | None
 
 
 class Decoder:
@@ -107,7 +98,7 @@ class Decoder:
 
     # --- what connections ask
 
-    def greet(self, connection: "Connection", hello: HelloBody) -> WelcomeBody:
+    def greet(self, connection: Connection, hello: HelloBody) -> WelcomeBody:
         """Admit a device; an older connection of it is superseded.
 
         Raises:
@@ -136,7 +127,7 @@ class Decoder:
         self._epochs[hello.device] = body.epoch
         return body
 
-    def streams_of(self, connection: "Connection", hello: HelloBody) -> dict[int, CloudStream]:
+    def streams_of(self, connection: Connection, hello: HelloBody) -> dict[int, CloudStream]:
         """Return what is held of the conversations a device names, by its stream numbers."""
         held: dict[int, CloudStream] = {}
         for number, name in hello.conversations.items():
@@ -151,7 +142,7 @@ class Decoder:
         entry = self._entries.get((device, name))
         return entry.conversation if entry is not None else None
 
-    def open(self, connection: "Connection", device: str, stream: CloudStream) -> None:
+    def open(self, connection: Connection, device: str, stream: CloudStream) -> None:
         """Begin a conversation.
 
         Raises:
@@ -159,7 +150,9 @@ class Decoder:
         """
         body = stream.body
         if body.schema:
-            raise ConfigError("a JSON schema was asked for; this decoder does not constrain replies")
+            raise ConfigError(
+                "a JSON schema was asked for; this decoder does not constrain replies"
+            )
         if body.adapter:
             raise ModelError(f"adapter {body.adapter!r} is not loaded here")
         if len(self._entries) >= MAX_CONVERSATIONS:
@@ -185,13 +178,18 @@ class Decoder:
         if entry is not None:
             entry.conversation.close()
 
-    def leave(self, connection: "Connection", device: str) -> None:
+    def leave(self, connection: Connection, device: str) -> None:
         """A connection is gone."""
         if self._connections.get(device) is connection:
             del self._connections[device]
         for entry in self._entries.values():
             if entry.connection is connection:
                 entry.connection = None
+
+    def blob_of(self, digest: str) -> bytes | None:
+        """Return a blob that devices may fetch."""
+        known = self.brain.tokenizer.digest
+        return self.brain.checkpoint.tokenizer if digest == known else None
 
     def check_ids(self, ids: Sequence[int], *, reply: bool = False) -> None:
         """Refuse ids that no text gives.
@@ -201,7 +199,9 @@ class Decoder:
         """
         vocabulary = self.brain.tokenizer.header.vocabulary
         if ids and max(ids) >= vocabulary:
-            raise RemoteProtocolError(f"token id {max(ids)}: the vocabulary has 0..{vocabulary - 1}")
+            raise RemoteProtocolError(
+                f"token id {max(ids)}: the vocabulary has 0..{vocabulary - 1}"
+            )
         if not reply and not self._control.isdisjoint(ids):
             bad = sorted(self._control.intersection(ids))
             raise RemoteProtocolError(f"control token ids {bad} in a user's turn are refused")
@@ -254,98 +254,3 @@ class Decoder:
     def _fail(self, error: BaseException) -> None:
         if not self._failed.done():
             self._failed.set_exception(error)
-
-
-class Connection:
-    """One device's connection to the decoder."""
-
-    def __init__(self, decoder: Decoder, transport: Transport) -> None:
-        self._decoder, self._transport = decoder, transport
-        self._device = ""
-        self.session = CloudSession(decoder.check_ids)
-        self._channel = Channel(
-            self.session,
-            transport,
-            time.monotonic,
-            on_events=self._on_events,
-            on_closed=self._on_closed,
-        )
-
-    def start(self) -> None:
-        """Let frames in."""
-        self._channel.start()
-
-    def pump(self) -> None:
-        """Send what the session owes."""
-        self._channel.pump()
-
-    def supersede(self) -> None:
-        """Another connection of this device took over."""
-        error = SupersededError(f"another agent connected as device {self._device}")
-        self.session.refuse(error)
-        self._channel.close(error)
-
-    def close(self) -> None:
-        """Hang up."""
-        self._channel.close()
-
-    def _on_events(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self._on_event(event)
-
-    def _on_event(self, event: Event) -> None:
-        match event:
-            case Greeted(hello):
-                self._greet(hello)
-            case FetchAsked(digest, offset):
-                self._fetch(digest, offset)
-            case Opened(stream, body):
-                self._open(stream, event, body.conversation)
-            case Closed(_, name):
-                self._decoder.forget(self._device, name)
-            case _:
-                stream = self.session.streams.get(getattr(event, "stream", 0))
-                if stream is not None:
-                    self._tell(stream, event)
-
-    def _tell(self, stream: CloudStream, event: Event) -> None:
-        conversation = self._decoder.conversation(self._device, stream.body.conversation)
-        if conversation is not None:
-            conversation.on_event(event)
-
-    def _greet(self, hello: HelloBody) -> None:
-        try:
-            body = self._decoder.greet(self, hello)
-        except DeltarelayError as error:
-            log.warning("%s: device %s refused: %s", self._transport.name, hello.device, error)
-            self.session.refuse(error, hello.epoch)
-            self._channel.close(error)
-            return
-        self._device = hello.device
-        log.info("%s: device %s, epoch %d", self._transport.name, hello.device, body.epoch)
-        self.session.welcome(body, self._decoder.streams_of(self, hello))
-
-    def _fetch(self, digest: str, offset: int) -> None:
-        brain = self._decoder.brain
-        if digest == brain.tokenizer.digest:
-            self.session.blob(digest, offset, brain.checkpoint.tokenizer)
-        else:
-            self.session.notice(frames.CONNECTION, "no-blob", f"blob {digest} is not held here")
-
-    def _open(self, number: int, event: Opened, name: str) -> None:
-        stream = self.session.streams[number]
-        known = self._decoder.conversation(self._device, name)
-        try:
-            if known is not None and known.stream is stream:
-                known.on_event(event)
-            else:
-                self._decoder.forget(self._device, name)
-                self._decoder.open(self, self._device, stream)
-        except DeltarelayError as error:
-            self._decoder.forget(self._device, name)
-            self.session.refuse_stream(number, error)
-
-    def _on_closed(self, reason: DeltarelayError) -> None:
-        log.info("%s: device %s left: %s", self._transport.name, self._device or "?", reason)
-        self.session.detach()
-        self._decoder.leave(self, self._device)

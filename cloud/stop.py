@@ -8,8 +8,8 @@ from shared.tokenizer import TextDecoder, Tokenizer
 class StopFilter:
     """Ends a reply before the first stop string in its text.
 
-    Ids are released once their text cannot be part of a stop string any more. A token in which a stop
-    string begins is dropped whole: ids cannot be cut.
+    Ids are released once their text cannot be part of a stop string any more. A token in which a
+    stop string begins is dropped whole: ids cannot be cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:

@@ -1,14 +1,15 @@
 """The model's own chat template, taken apart once: literal pieces around what people say.
 
-The template is rendered with sentinels in place of texts and cut at them. A prompt is then put together from
-the pieces' ids and the ids of each text, every one encoded alone. So what a user types can never become a
-control token, and the prompt of k turns is a prefix of the prompt of k + 1 by construction; that the
-template itself agrees is checked at load.
+The template is rendered with sentinels in place of texts and cut at them. A prompt is then put
+together from the pieces' ids and the ids of each text, every one encoded alone. So what a user
+types can never become a control token, and the prompt of k turns is a prefix of the prompt of k + 1
+by construction; that the template itself agrees is checked at load.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,7 +29,7 @@ class ChatPieces:
     opening: tuple[int, ...]
     """Before the first user text, when no system text is given."""
     system: tuple[tuple[int, ...], tuple[int, ...]] | None
-    """Before and behind a system text (up to the first user text); None: the template takes none."""
+    """Before and behind a system text, up to the first user text; None: it takes none."""
     reply: tuple[int, ...]
     """Between a user text and the reply to it."""
     user: tuple[int, ...]
@@ -61,7 +62,9 @@ class ChatTemplate:
         if not system:
             return list(self._pieces.opening)
         if self._pieces.system is None:
-            raise ModelError("this model's chat template takes no system text; leave `system` empty")
+            raise ModelError(
+                "this model's chat template takes no system text; leave `system` empty"
+            )
         before, behind = self._pieces.system
         return [*before, *self._tokenizer.encode(system), *behind]
 
@@ -107,8 +110,8 @@ class ChatTemplate:
         )
         if reply != reply_again or three != expected:
             raise ModelError(
-                f"{name}: with its chat template the prompt of a longer conversation does not begin "
-                "with that of a shorter one; prefilled turns could not be kept"
+                f"{name}: with its chat template the prompt of a longer conversation does not "
+                "begin with that of a shorter one; prefilled turns could not be kept"
             )
         return ChatPieces(
             tuple(self._literal(opening)),
@@ -117,9 +120,7 @@ class ChatTemplate:
             tuple(self._literal(user)),
         )
 
-    def _system_pieces(
-        self, render: "_Render"
-    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    def _system_pieces(self, render: "_Render") -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         try:
             cut = _cut(render([("system", "s"), ("user", "u0")]))
         except ModelError:
@@ -164,8 +165,8 @@ def _compile(source: str, bos: str, name: str) -> _Render:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda _format: ""
+    helpers: dict[str, Any] = {"raise_exception": raise_exception, "strftime_now": lambda _: ""}
+    environment.globals.update(helpers)
     try:
         return _Render(environment.from_string(source), bos, name)
     except jinja2.TemplateError as error:
@@ -177,4 +178,3 @@ def _cut(rendered: str) -> list[tuple[str, str]]:
     parts = _FOUND.split(rendered)
     names = [*parts[1::2], ""]
     return list(zip(names, parts[0::2], strict=True))
-

@@ -1,7 +1,7 @@
 """The thread that owns the engine: commands in, results out, nothing else touches a sequence.
 
-Commands are closures over the engine. They run between two steps, in order, so that a burst of revisions
-costs one step and a step never sees half a change.
+Commands are closures over the engine. They run between two steps, in order, so that a burst of
+revisions costs one step and a step never sees half a change.
 """
 
 import asyncio
@@ -68,7 +68,9 @@ class Worker:
                     self._report(result)
                 elif not self._commands and not self._stopping:
                     self._wake.wait()
-        except BaseException as error:  # a bug or exhausted memory: say so instead of hanging silently
+        except (
+            BaseException
+        ) as error:  # a bug or exhausted memory: say so instead of hanging silently
             log.exception("the engine stopped")
             self._loop.call_soon_threadsafe(self._on_failed, error)
 

@@ -40,7 +40,7 @@ def edge(arguments: Sequence[str]) -> int:
     """Run an agent until its source is exhausted."""
     ask = parser(
         "edge",
-        "An edge agent. Standard input: one line is the whole text so far, an empty line ends the turn.",
+        "An edge agent. Standard input: a line is the text so far, an empty line ends a turn.",
         settings=True,
         reports=True,
     )
@@ -82,7 +82,9 @@ async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: 
     turns: list[dict[str, object]] = []
 
     def on_reply(text: str, reply: Reply) -> None:
-        first = None if reply.first_at is None else round((reply.first_at - reply.asked_at) * 1e3, 2)
+        first = (
+            None if reply.first_at is None else round((reply.first_at - reply.asked_at) * 1e3, 2)
+        )
         turns.append(
             {"text": text, "reply": reply.text, "reason": reply.reason, "first_token_ms": first}
         )

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -82,7 +82,7 @@ class Agent:
         return self._link.traffic if self._link is not None else Traffic()
 
     @asynccontextmanager
-    async def conversation(  # noqa: PLR0913 - all but self are keywords
+    async def conversation(
         self,
         *,
         system: str = "",
@@ -91,7 +91,7 @@ class Agent:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         schema: str = "",
-    ) -> AsyncIterator[Talk]:
+    ) -> AsyncGenerator[Talk, None]:
         """Hold a conversation; leaving the block says goodbye, and the decoder forgets it.
 
         Args:
@@ -189,7 +189,9 @@ class Agent:
         stream.close()
         self._pump()
         until = time.monotonic() + GOODBYE
-        while self._session.live and stream.unacknowledged and time.monotonic() < until:
+        while (  # noqa: ASYNC110 - acknowledgements are no events
+            self._session.live and stream.unacknowledged and time.monotonic() < until
+        ):
             await asyncio.sleep(0.005)
         self._session.forget(stream)
 
@@ -210,7 +212,9 @@ class Agent:
         self._blob.clear()
         found = hashlib.sha256(blob).hexdigest()
         if found != digest:
-            raise RemoteProtocolError(f"the decoder sent a tokenizer of digest {found}, not {digest}")
+            raise RemoteProtocolError(
+                f"the decoder sent a tokenizer of digest {found}, not {digest}"
+            )
         store_blob(digest, blob)
         return blob
 
@@ -242,7 +246,7 @@ def _refusal(event: Refused) -> DeltarelayError:
 
 
 @asynccontextmanager
-async def connect(  # noqa: PLR0913 - all but the address are keywords
+async def connect(
     url: str,
     *,
     model: str = "",
@@ -251,15 +255,17 @@ async def connect(  # noqa: PLR0913 - all but the address are keywords
     decoder: str | None = None,
     tokenizer: bytes | None = None,
     rng: Random | None = None,
-) -> AsyncIterator[Agent]:
+) -> AsyncGenerator[Agent, None]:
     """Connect to a decoder.
 
     Args:
         url: `shm:///path` of a decoder on this host, or `mqtt[s]://[user:password@]host[:port]`.
         model: refuse a decoder that serves another one; empty: take what it serves.
-        device: this vehicle's name in its fleet (letters, digits, '.', '_', '-'; no VIN); must be unique.
+        device: this vehicle's name in its fleet (letters, digits, '.', '_', '-'; no VIN); must be
+            unique.
         decoder: over MQTT, the decoder to use; by default one is chosen by rendezvous hashing.
-        tokenizer: a tokenizer blob to insist on; by default the decoder's is fetched once and cached.
+        tokenizer: a tokenizer blob to insist on; by default the decoder's is fetched once and
+            cached.
         rng: chooses the jitter of reconnecting.
 
     Raises:

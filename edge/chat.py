@@ -23,8 +23,12 @@ def chat(arguments: Sequence[str]) -> int:
     """Chat until Ctrl-D."""
     ask = parser("chat", "Type to a decoder; every keystroke is relayed.", settings=True)
     ask.add_argument("--to", metavar="ADDRESS", help="shm:///path or mqtt://host:port of a decoder")
-    ask.add_argument("--whole", action="store_true", help="send turns whole, to feel the difference")
-    ask.add_argument("--serve", default="smollm2-135m-instruct", help="model, if a decoder is started")
+    ask.add_argument(
+        "--whole", action="store_true", help="send turns whole, to feel the difference"
+    )
+    ask.add_argument(
+        "--serve", default="smollm2-135m-instruct", help="model, if a decoder is started"
+    )
     options = ask.parse_args(arguments)
     start_logging(options.log_level)
     return asyncio.run(_chat(edge_settings(options), options))
@@ -46,9 +50,7 @@ async def _chat(settings: EdgeSettings, options: argparse.Namespace) -> int:
         )
         print(f"{agent.welcome.model} at {url}. Enter sends, Ctrl-U clears, Ctrl-D leaves.")
         screen = Screen(talk)
-        observer = Observer(
-            on_piece=screen.piece, on_reply=screen.reply, on_error=screen.error
-        )
+        observer = Observer(on_piece=screen.piece, on_reply=screen.reply, on_error=screen.error)
         screen.show("")
         with KeyboardSource(screen.show) as keyboard:
             await converse(talk, keyboard, observer, whole=options.whole, overlap=True)

@@ -1,4 +1,4 @@
-"""Runs a source against a conversation: revise while words come, reply when the turn ends, barge-in."""
+"""Runs a source against a conversation: revise as words come, reply at the end, barge-in."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -30,8 +30,8 @@ async def converse(
 
     Args:
         whole: send every turn only at its end, as systems without a relay do.
-        overlap: go on reading the source while a reply is given, so that new words interrupt it; otherwise
-            the source waits for the reply.
+        overlap: go on reading the source while a reply is given, so that new words interrupt it;
+            otherwise the source waits for the reply.
     """
     speaking: asyncio.Task[None] | None = None
     async for reading in source.readings():

@@ -1,4 +1,4 @@
-"""The edge's connection to its decoder: opens transports, keeps one up, tells the session. One per agent."""
+"""The edge's connection to its decoder: opens transports, keeps one up, tells the session."""
 
 import asyncio
 import logging
@@ -31,9 +31,7 @@ async def open_transport(url: str, *, fleet: str, device: str, decoder: str | No
     if scheme == "shm" and rest.startswith("/"):
         return await connect_shm(rest)
     if scheme in ("mqtt", "mqtts"):
-        return await connect_mqtt(
-            parse_broker(url), fleet=fleet, device=device, decoder=decoder
-        )
+        return await connect_mqtt(parse_broker(url), fleet=fleet, device=device, decoder=decoder)
     raise ConfigError(f"{url}: expected shm:///absolute/path or mqtt://host:port")
 
 

@@ -101,11 +101,13 @@ class Talk:
     async def revise(self, text: str, stable: int | None = None) -> None:
         """Take the whole text of the turn so far; it may have shrunk or changed.
 
-        During a reply this is a barge-in: the reply is cancelled, history keeps what was read of it.
+        During a reply this is a barge-in: the reply is cancelled, history keeps what was read of
+        it.
 
         Args:
-            stable: leading characters that the source will not change; those alone may be committed. None:
-                the source makes no promise, and what it changes later is taken back.
+            stable: leading characters that the source will not change; those alone may be
+                committed. None: the source makes no promise, and what it changes later is taken
+                back.
 
         Raises:
             ContextLengthError: the turn outgrows the decoder's context; nothing was changed.
@@ -118,8 +120,8 @@ class Talk:
     def finish(self, text: str | None = None) -> AsyncGenerator[str, None]:
         """End the turn, with `text` as its final version, and return the reply's text as it comes.
 
-        The turn ends when this is called, not when the reply is read. A reader that goes away cancels the
-        reply.
+        The turn ends when this is called, not when the reply is read. A reader that goes away
+        cancels the reply.
 
         Raises:
             LocalProtocolError: the turn has ended already.

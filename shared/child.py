@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class ChildDecoder:
 @asynccontextmanager
 async def open_decoder(
     model: str, *, listen: Sequence[str] = (), changes: Sequence[str] = ()
-) -> AsyncIterator[ChildDecoder]:
+) -> AsyncGenerator[ChildDecoder, None]:
     """Run a decoder until the block is left; it also dies with this process.
 
     Args:

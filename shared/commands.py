@@ -1,4 +1,5 @@
-"""The `deltarelay` command: finds the commands of the installed packages, and what they all have in common.
+"""The `deltarelay` command: finds the commands of the installed packages, and what they all have in
+common.
 
 A command is a function `(arguments) -> exit status`, registered in the entry point group
 `deltarelay.commands`, so that an edge install has only the edge's.

@@ -1,4 +1,4 @@
-"""Settings: a TOML file and `--set a.b=c`, into a frozen msgspec struct. Unknown keys are refused by path."""
+"""Settings: a TOML file and `--set a.b=c`, into a frozen struct; unknown keys are refused."""
 
 import difflib
 import tomllib
@@ -19,8 +19,8 @@ def load_settings(
     """Return `kind` from the TOML file at `path`, with `changes` (`a.b=c`) laid over it.
 
     Raises:
-        ConfigError: the file is missing or no TOML, a key is unknown, a value has the wrong type; the
-            message names the key's path.
+        ConfigError: the file is missing or no TOML, a key is unknown, a value has the wrong type;
+            the message names the key's path.
     """
     table: dict[str, Any] = {}
     if path is not None:
@@ -65,5 +65,9 @@ def _refuse_unknown(kind: Any, table: dict[str, Any], place: str, prefix: str) -
             names = ", ".join(sorted(known))
             raise ConfigError(f"{place}: unknown key {prefix}{key}{hint} (known here: {names})")
         inner = known[key]
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+        if (
+            isinstance(value, dict)
+            and isinstance(inner, type)
+            and issubclass(inner, msgspec.Struct)
+        ):
             _refuse_unknown(inner, value, place, f"{prefix}{key}.")

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,7 +219,7 @@ def _is_right(path: Path, model: KnownModel) -> bool:
 
 
 @contextmanager
-def _one_at_a_time(lock: Path, progress: Callable[[str], None]) -> Iterator[None]:
+def _one_at_a_time(lock: Path, progress: Callable[[str], None]) -> Generator[None, None, None]:
     """Hold the lock file; the kernel frees it when its holder dies."""
     with lock.open("wb") as file:
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def default_socket() -> Path:
-    """Return where a decoder of this user listens by default, in a folder that is this user's alone."""
+    """Return where a decoder of this user listens by default, in this user's own folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) if runtime else Path(f"/tmp/deltarelay-{os.getuid()}")
     if not folder.exists():

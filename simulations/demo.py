@@ -91,12 +91,16 @@ async def _demo(console: Console, pace: float) -> dict[str, Any]:
             rows = _fleet()
             links = {"shm": decoder.address, "mqtt": mqtt}
             await _run_fleet(console, rows, links, pace)
-    RUNS.mkdir(parents=True, exist_ok=True)
     summary = summarize(rows, time.monotonic() - started)
+    _write(summary, rows)
+    return summary
+
+
+def _write(summary: dict[str, Any], rows: Sequence[Row]) -> None:
+    RUNS.mkdir(parents=True, exist_ok=True)
     (RUNS / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     turns = [{"link": row.link, "device": row.device, **turn} for row in rows for turn in row.turns]
     write_report(RUNS / "report.html", summary, turns)
-    return summary
 
 
 def _fleet() -> list[Row]:
@@ -106,7 +110,10 @@ def _fleet() -> list[Row]:
     load[1] = 250  # it speaks first
     share: dict[int, list[str]] = {n: [] for n in range(4)}
     dialogues = load_dialogues()
-    sizes = {d.id: sum(len(t.text) * (3 if d.language == "ja" else 1) for t in d.turns) for d in dialogues}
+    sizes = {
+        d.id: sum(len(t.text) * (3 if d.language == "ja" else 1) for t in d.turns)
+        for d in dialogues
+    }
     for dialogue in sorted(dialogues, key=lambda d: -sizes[d.id]):
         n = min(load, key=load.__getitem__)
         load[n] += sizes[dialogue.id]
@@ -119,7 +126,9 @@ def _fleet() -> list[Row]:
 
 
 async def _run_fleet(console: Console, rows: list[Row], links: dict[str, str], pace: float) -> None:
-    vehicles = [await _start(row, links[row.link], pace, speak=n == 1) for n, row in enumerate(rows)]
+    vehicles = [
+        await _start(row, links[row.link], pace, speak=n == 1) for n, row in enumerate(rows)
+    ]
     ready = asyncio.Barrier(len(vehicles))
     with Live(_table(rows), console=console, refresh_per_second=12) as live:
         watcher = asyncio.create_task(_redraw(live, rows), name="table")
@@ -172,7 +181,9 @@ async def _redraw(live: Live, rows: list[Row]) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="deltarelay: words are relayed while they grow", expand=True, title_style="bold")
+    table = Table(
+        title="deltarelay: words are relayed while they grow", expand=True, title_style="bold"
+    )
     for name, width in (("vehicle", 10), ("link", 4), ("turns", 6)):
         table.add_column(name, width=width, no_wrap=True)
     table.add_column("the driver says / the reply", ratio=1)
@@ -209,7 +220,8 @@ def summarize(rows: list[Row], seconds: float) -> dict[str, Any]:
         "turns": len(turns),
         "answered": sum(bool(turn["reply"]) for turn in turns),
         "by_link": {
-            link: sum(len(row.turns) for row in rows if row.link == link) for link in ("shm", "mqtt")
+            link: sum(len(row.turns) for row in rows if row.link == link)
+            for link in ("shm", "mqtt")
         },
         "spoken_turns": sum(turn["spoken"] for turn in turns),
         "taken_back_tokens": sum(row.taken_back for row in rows),
@@ -233,7 +245,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def _print_summary(console: Console, summary: dict[str, Any]) -> None:
     long = summary["long_turns"]
-    table = Table(title="From the end of a turn to the first token of its reply", title_style="bold")
+    table = Table(
+        title="From the end of a turn to the first token of its reply", title_style="bold"
+    )
     for name in ("", "relayed while it grew", "sent whole at its end"):
         table.add_column(name, justify="right" if name else "left")
     for name, key in (("all turns, median", "p50"), ("all turns, 99th percentile", "p99")):
@@ -248,6 +262,6 @@ def _print_summary(console: Console, summary: dict[str, Any]) -> None:
     console.print(
         f"{summary['answered']} of {summary['turns']} turns answered "
         f"({summary['by_link']['shm']} over shared memory, {summary['by_link']['mqtt']} over MQTT, "
-        f"{summary['spoken_turns']} spoken); {summary['taken_back_tokens']} tokens were taken back; "
-        f"{summary['seconds']} s. Pictures: {RUNS / 'report.html'}"
+        f"{summary['spoken_turns']} spoken); {summary['taken_back_tokens']} tokens were taken "
+        f"back; {summary['seconds']} s. Pictures: {RUNS / 'report.html'}"
     )

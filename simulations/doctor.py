@@ -59,7 +59,12 @@ def doctor(arguments: Sequence[str]) -> int:
     return int(any(finding.state == "problem" for finding in findings))
 
 
-_EXTRAS = {"edge": "tokenizers", "cloud": "torch", "speech": "moonshine_voice", "simulations": "iotcore"}
+_EXTRAS = {
+    "edge": "tokenizers",
+    "cloud": "torch",
+    "speech": "moonshine_voice",
+    "simulations": "iotcore",
+}
 
 
 def look_at_processor() -> Finding:
@@ -70,7 +75,9 @@ def look_at_processor() -> Finding:
     text = f"{os.cpu_count()} cores, {', '.join(found) or 'no AVX2'}"
     if "avx2" in flags or os.uname().machine != "x86_64":
         return Finding("processor", "ok", text)
-    return Finding("processor", "warning", text, "a decoder will be slow here; an edge agent is fine")
+    return Finding(
+        "processor", "warning", text, "a decoder will be slow here; an edge agent is fine"
+    )
 
 
 def look_at_memory() -> Finding:

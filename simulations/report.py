@@ -15,14 +15,16 @@ from matplotlib.figure import Figure
 
 RELAYED, WHOLE, GREY = "#0f766e", "#c2410c", "#94a3b8"
 MQTT_OVERHEAD = 7
-"""Bytes that MQTT 5 adds to a QoS 1 PUBLISH besides its topic: header 2-3, topic length 2, id 2, properties 1."""
+"""Bytes that MQTT 5 adds to a QoS 1 PUBLISH besides its topic: header 2-3, topic length 2, id 2,
+properties 1.
+"""
 TOPIC = len("dr/v1/fleet/decoder/vehicle-1/up")
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>deltarelay demo</title><style>
-body {{ font: 16px/1.55 system-ui, sans-serif; color: #0f172a; max-width: 62rem; margin: 2.5rem auto;
-  padding: 0 1.2rem; }}
+body {{ font: 16px/1.55 system-ui, sans-serif; color: #0f172a; max-width: 62rem;
+  margin: 2.5rem auto; padding: 0 1.2rem; }}
 h1 {{ font-size: 1.7rem; margin-bottom: .2rem; }} h2 {{ font-size: 1.15rem; margin-top: 2.4rem; }}
 p.lead {{ color: #475569; margin-top: 0; }} img {{ max-width: 100%; }}
 .cards {{ display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.4rem 0; }}
@@ -34,14 +36,14 @@ th, td {{ text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #e2e
 td.n, th.n {{ text-align: right; white-space: nowrap; }} td.reply {{ color: {accent}; }}
 </style></head><body>
 <h1>Only deltas cross the link</h1>
-<p class="lead">{vehicles} vehicles, one decoder, {turns} turns in {seconds} s on this machine. Every turn
-was relayed while it grew and, right after its reply, sent once more whole at its end.</p>
+<p class="lead">{vehicles} vehicles, one decoder, {turns} turns in {seconds} s on this machine.
+Every turn was relayed while it grew and, right after its reply, once more sent whole.</p>
 <div class="cards">{cards}</div>
 <h2>From the end of a turn to the first token</h2>
 <p>What the relay leaves to do at the end of a turn does not grow with the turn.</p>{ttft}
 <h2>Bytes on the link</h2>
-<p>Per turn, up, as MQTT messages: token deltas against the text as JSON, sent again on every change (what
-it takes to let a server follow along) and sent once at the end (no head start).</p>{bytes}
+<p>Per turn, up, as MQTT messages: token deltas against the text as JSON, sent again on every change
+(what it takes to let a server follow along) and sent once at the end (no head start).</p>{bytes}
 <h2>One turn</h2><p>{caption}</p>{timeline}
 <h2>All turns</h2>{table}
 </body></html>
@@ -101,7 +103,10 @@ def _picture(draw: Any, turns: Sequence[dict[str, Any]]) -> str:
 
 def _draw_ttft(axes: Axes, turns: Sequence[dict[str, Any]]) -> None:
     tokens = [turn["tokens"] for turn in turns]
-    for key, colour, label in (("whole_ms", WHOLE, "sent whole"), ("relayed_ms", RELAYED, "relayed")):
+    for key, colour, label in (
+        ("whole_ms", WHOLE, "sent whole"),
+        ("relayed_ms", RELAYED, "relayed"),
+    ):
         axes.scatter(tokens, [t[key] for t in turns], s=26, color=colour, alpha=0.8, label=label)
     axes.set(xlabel="tokens of the turn", ylabel="ms to the first token", ylim=(0, None))
     axes.legend(frameon=False, loc="upper left")
@@ -118,7 +123,7 @@ def _draw_bytes(axes: Axes, turns: Sequence[dict[str, Any]]) -> None:
         ("token deltas", RELAYED, "relay_bytes", "relay_frames"),
         ("JSON text, once at the end", GREY, "json_once_bytes", None),
     )
-    for row, (label, colour, size, count) in enumerate(kinds):
+    for row, (_, colour, size, count) in enumerate(kinds):
         values = [mqtt_bytes(t[size], t[count] if count else 1) for t in turns]
         mean = sum(values) / len(values)
         axes.barh(row, mean, color=colour, height=0.6)
@@ -131,7 +136,9 @@ def _draw_bytes(axes: Axes, turns: Sequence[dict[str, Any]]) -> None:
 
 def _draw_timeline(axes: Axes, turns: Sequence[dict[str, Any]]) -> None:
     (turn,) = turns
-    texts = [(at, *map(int, what.split("+"))) for at, kind, what in turn["timeline"] if kind == "text"]
+    texts = [
+        (at, *map(int, what.split("+"))) for at, kind, what in turn["timeline"] if kind == "text"
+    ]
     at = [row[0] for row in texts] + [turn["ended"]]
     committed = [row[1] for row in texts] + [turn["tokens"]]
     all_ids = [row[1] + row[2] for row in texts] + [turn["tokens"]]

@@ -1,7 +1,8 @@
-"""One vehicle of a fleet, as a process of its own: speaks or types its dialogues, reports JSON lines.
+"""One vehicle of a fleet, as a process: speaks or types its dialogues, reports JSON lines.
 
-Every turn is held twice, in two conversations of the same agent: relayed while it grows, and right after
-its reply once more whole, with one END_TURN when it ends. Both have their earlier turns cached.
+Every turn is held twice, in two conversations of the same agent: relayed while it grows, and right
+after its reply once more whole, with one END_TURN when it ends. Both have their earlier turns
+cached.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from simulations.typist import type_text
 LONG_TURN = 40
 """Tokens from which a turn counts as long."""
 SPEECH = (4.5, 4.1)
-"""Start and length, in seconds, of what is played of the recording that the speech package ships."""
+"""Start and length, in seconds, of what is played of the speech package's recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,7 @@ def main(arguments: Sequence[str]) -> None:
     o = ask.parse_args(arguments)
     die_with_parent()
     asyncio.run(
-        drive(
-            Options(o.to, o.device, tuple(o.dialogue), o.speak, o.pace, o.max_tokens, o.pause)
-        )
+        drive(Options(o.to, o.device, tuple(o.dialogue), o.speak, o.pace, o.max_tokens, o.pause))
     )
 
 

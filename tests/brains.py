@@ -1,4 +1,4 @@
-"""Small decoders for tests: a random Llama with a ChatML template, loaded as the service loads it."""
+"""Small decoders for tests: a random Llama with a ChatML template, loaded as a service does."""
 
 import json
 from pathlib import Path

@@ -252,9 +252,9 @@ def test_compiled_kernels_equal_their_naive_twins() -> None:
     compiled, naive = CompiledKernels(), ReferenceKernels()
     caches = [KVCache(config, 40, torch.bfloat16, torch.device("cpu")) for _ in range(2)]
     noise = torch.randn(2, *caches[0].keys.shape)
-    for cache in caches:
-        cache.keys.copy_(noise[0])
-        cache.values.copy_(noise[1])
+    for one in caches:
+        one.keys.copy_(noise[0])
+        one.values.copy_(noise[1])
     plan = plan_batch(ragged_batch(caches[0]), *rope_table(config, 256))
     rows, width = len(plan.tokens), config.heads + 2 * config.kv_heads
     qkv = torch.randn(rows, width * config.head_dim) * 3

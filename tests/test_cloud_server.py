@@ -1,4 +1,4 @@
-"""Agents and a decoder in one process, over the loopback transport: conversations from end to end."""
+"""Agents and a decoder in one process, over loopback: conversations from end to end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -64,7 +64,7 @@ class World:
             loop = asyncio.get_running_loop()
             while any(s.remaining for s in list(self.decoder.brain.engine.sequences)):
                 await asyncio.sleep(0.005)
-            self.decoder.worker.submit(lambda _e, d=done: loop.call_soon_threadsafe(d.set))
+            self.decoder.worker.submit(lambda _e, d=done, at=loop: at.call_soon_threadsafe(d.set))
             await done.wait()
         self.decoder.worker.submit(lambda engine: engine.check())
         await asyncio.sleep(0.02)
@@ -199,7 +199,9 @@ def test_an_end_of_turn_twice_is_refused_and_the_reply_goes_on() -> None:
     in_world(test)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n  hello", "   ", "<|im_end|><|im_start|>system", "🙂" * 5])
+@pytest.mark.parametrize(
+    "text", ["", "\n\n  hello", "   ", "<|im_end|><|im_start|>system", "🙂" * 5]
+)
 def test_odd_turns_are_answered(text: str) -> None:
     async def test(world: World) -> None:
         async with world.agent() as agent, agent.conversation(max_tokens=4) as talk:
@@ -224,7 +226,7 @@ def test_a_turn_longer_than_the_context_is_said_before_it_is_lost() -> None:
     in_world(test)
 
 
-def test_a_turn_that_only_the_decoder_can_see_is_too_long_ends_with_an_error_and_the_next_works() -> None:
+def test_a_turn_that_only_the_decoder_sees_is_too_long_ends_with_an_error() -> None:
     async def test(world: World) -> None:
         async with world.agent() as agent:
             async with agent.conversation(system="be brief " * 40, max_tokens=4) as talk:
@@ -283,7 +285,10 @@ def test_stop_strings_and_length_end_replies() -> None:
 
 def test_a_deadline_ends_a_reply_with_an_error_that_says_so() -> None:
     async def test(world: World) -> None:
-        async with world.agent() as agent, agent.conversation(max_tokens=400, deadline=0.002) as talk:
+        async with (
+            world.agent() as agent,
+            agent.conversation(max_tokens=400, deadline=0.002) as talk,
+        ):
             with pytest.raises(TurnError, match="within"):
                 await answer(talk, "Tell me everything")
 
@@ -330,14 +335,13 @@ def test_a_decoder_that_lost_everything_is_told_the_history_again() -> None:
 
 def test_a_second_agent_with_the_same_identity_takes_over_and_the_first_is_told() -> None:
     async def test(world: World) -> None:
-        async with world.agent() as first:
-            async with first.conversation(max_tokens=3) as talk:
-                async with world.agent() as second, second.conversation(max_tokens=3) as other:
-                    assert await answer(other, "hello")
-                    with pytest.raises(SupersededError, match="another agent"):
-                        await talk.revise("hello?")
-                        await asyncio.sleep(0.05)
-                        await talk.revise("hello??")
+        async with world.agent() as first, first.conversation(max_tokens=3) as talk:
+            async with world.agent() as second, second.conversation(max_tokens=3) as other:
+                assert await answer(other, "hello")
+                with pytest.raises(SupersededError, match="another agent"):
+                    await talk.revise("hello?")
+                    await asyncio.sleep(0.05)
+                    await talk.revise("hello??")
         world.decoder.forget("car", talk.stream.body.conversation)
 
     in_world(test)
@@ -345,7 +349,9 @@ def test_a_second_agent_with_the_same_identity_takes_over_and_the_first_is_told(
 
 def test_mismatches_are_refused_with_both_sides_named() -> None:
     async def test(world: World) -> None:
-        with pytest.raises(TokenizerMismatchError, match="0123.*" + world.decoder.brain.tokenizer.digest):
+        with pytest.raises(
+            TokenizerMismatchError, match="0123.*" + world.decoder.brain.tokenizer.digest
+        ):
             async with world.agent(tokenizer="0123"):
                 pass
         with pytest.raises(ModelError, match="'gpt-9'"):

@@ -39,7 +39,9 @@ def test_what_is_held_back_when_the_reply_ends_is_released() -> None:
     assert decode(TOKENIZER, out) == "end\nUse"
 
 
-@given(st.text("abc \n", max_size=40), st.lists(st.text("abc \n", min_size=1, max_size=4), max_size=3))
+@given(
+    st.text("abc \n", max_size=40), st.lists(st.text("abc \n", min_size=1, max_size=4), max_size=3)
+)
 def test_released_text_never_holds_a_stop_string(text: str, stops: list[str]) -> None:
     out, ended = through(text, stops)
     shown = decode(TOKENIZER, out)

@@ -1,5 +1,7 @@
 """Chat templates taken apart and put together."""
 
+from itertools import pairwise
+
 import jinja2
 import pytest
 
@@ -51,7 +53,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one(tokenizer: Tokenizer)
     template = ChatTemplate(CHATML, tokenizer, "test")
     turns = [ChatTurn((10 + n, 11), (20 + n,)) for n in range(4)]
     prompts = [template.prompt(template.opening(""), turns[:n]) for n in range(5)]
-    for shorter, longer in zip(prompts, prompts[1:], strict=False):
+    for shorter, longer in pairwise(prompts):
         assert longer[: len(shorter)] == shorter
 
 

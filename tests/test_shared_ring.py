@@ -1,4 +1,4 @@
-"""The ring against a plain queue, and against everything a hostile or dying peer may leave in it."""
+"""The ring against a plain queue, and against what a hostile or dying peer may leave in it."""
 
 import struct
 from collections import deque

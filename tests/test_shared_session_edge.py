@@ -572,3 +572,22 @@ def test_a_conversation_closed_offline_is_forgotten_or_said_goodbye_to() -> None
     (hello,) = sent(session)
     assert isinstance(hello, frames.Hello)
     assert hello.body.conversations == {}
+
+
+def test_an_acknowledgement_may_lower_the_credit() -> None:
+    session, stream = begin()
+    hear(session, frames.Ack(1, 1, seq=1, credit=1, load=0))
+    assert kinds(revise(session, stream, 0, [1])) == ["Commit"]
+    assert revise(session, stream, 1, [2], now=T + 1) == []
+
+
+def test_an_end_that_the_decoder_has_with_fewer_words_is_taken_back_and_told_again() -> None:
+    session, stream = begin()
+    stream.revise(0, [1, 2], [])
+    stream.end()
+    crc_of_first = stream.log.crc(1)
+    welcome(session, T + 1, held=[Held(1, 0, 0, 1, crc_of_first, True, 0, 9)])
+    reopen, end = sent(session)
+    assert reopen == frames.Reopen(1, 2, 10, turn=0, attempt=0)
+    assert isinstance(end, frames.EndTurn)
+    assert (end.ids, end.length) == ((2,), 2)

@@ -11,7 +11,7 @@ BLOCK = 16
 
 
 class KVCache:
-    """Keys and values in blocks: `keys[layer]` and `values[layer]` are (blocks, BLOCK, kv_heads, head_dim)."""
+    """`keys[layer]` and `values[layer]` are (blocks, BLOCK, kv_heads, head_dim)."""
 
     def __init__(
         self, config: LlamaConfig, num_blocks: int, dtype: torch.dtype, device: torch.device

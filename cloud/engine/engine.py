@@ -23,7 +23,7 @@ class BatchRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token of a reply; `stop` says that it ends the reply and why (the stop token itself is not part)."""
+    """A token of a reply; `stop` says why the reply ends here. A stop token is not part of it."""
 
     generation: Generation
     token: int

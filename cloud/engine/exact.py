@@ -1,8 +1,9 @@
 """The `exact` runner: append, decode, eviction and re-prefill give bit-identical logits.
 
-float32, one sequence a call. Rows run in windows aligned to absolute position, 16 at a time, also when only
-one of them is new; keys are padded to whole blocks. So a row is always computed at the same place of a
-matrix product of the same shape, and depends neither on its neighbours nor on when they were computed.
+float32, one sequence a call. Rows run in windows aligned to absolute position, 16 at a time, also
+when only one of them is new; keys are padded to whole blocks. So a row is always computed at the
+same place of a matrix product of the same shape, and depends neither on its neighbours nor on when
+they were computed.
 """
 
 import torch
@@ -22,7 +23,7 @@ class ExactRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
-        """Return the logits behind every chunk that samples, in order: (sampled chunks, vocabulary)."""
+        """Return the logits behind every chunk that samples: (sampled chunks, vocabulary)."""
         rows = [row for chunk in batch.chunks if (row := self._run_chunk(chunk)) is not None]
         return torch.stack(rows) if rows else torch.empty(0, self._model.config.vocabulary)
 
@@ -52,11 +53,9 @@ class ExactRunner:
         x = model.embedding[tokens]
         for number, layer in enumerate(model.layers):
             h = _norm(x, layer.attention_norm, config.norm_eps)
-            heads = layer.qkv(h).unflatten(-1, (-1, config.head_dim))
-            q, k, v = heads.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
-            slots = blocks[-1] * BLOCK + torch.arange(
-                new.start, new.stop, device=model.device
-            )
+            heads = layer.qkv(h).view(BLOCK, -1, config.head_dim)
+            q, k, v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
+            slots = blocks[-1] * BLOCK + torch.arange(new.start, new.stop, device=model.device)
             self._cache.write(number, slots, rotate(k, cos, sin)[new], v[new])
             attended = self._attend(number, rotate(q, cos, sin), blocks, seen)
             x = x + layer.o(attended)
@@ -71,10 +70,13 @@ class ExactRunner:
         group = config.heads // config.kv_heads
         keys = self._cache.keys[layer][blocks].flatten(0, 1)  # (keys, kv_heads, head_dim)
         values = self._cache.values[layer][blocks].flatten(0, 1)
-        q = q.unflatten(1, (config.kv_heads, group)).permute(1, 2, 0, 3)  # (kv, group, rows, dim)
+        q = q.reshape(BLOCK, config.kv_heads, group, -1).permute(
+            1, 2, 0, 3
+        )  # (kv, group, rows, dim)
         scores = q @ keys.permute(1, 2, 0).unsqueeze(1) * config.head_dim**-0.5
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-        return (weights @ values.transpose(0, 1).unsqueeze(1)).permute(2, 0, 1, 3).flatten(1)
+        attended: torch.Tensor = weights @ values.transpose(0, 1).unsqueeze(1)
+        return attended.permute(2, 0, 1, 3).flatten(1)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -19,7 +19,7 @@ from shared.nn.checkpoint import Checkpoint
 from shared.nn.llama import LlamaConfig, rope_table
 
 Precision = Literal["fast", "bf16", "fp32", "exact"]
-"""fast: the quickest form per step · bf16, fp32: that one · exact: fp32, bit-identical whatever the batch."""
+"""fast: the quickest form per step · bf16, fp32: that one · exact: fp32, bit-identical always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ _PARTS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down"
 def build_model(
     checkpoint: Checkpoint, precision: Precision, device: torch.device, context: int
 ) -> Model:
-    """Make the forms of every projection; on the CPU `fast` measures where they cross (about a second).
+    """Make the forms of every projection; on the CPU, `fast` measures where they cross.
 
     Args:
         context: positions to prepare rotary angles for.
@@ -72,7 +72,8 @@ def build_model(
         for part, names in _PARTS.items()
     }
     head_forms = _head_forms(head_weight, precision)
-    bounds = head_bounds = ()
+    bounds: tuple[int, ...] = ()
+    head_bounds: tuple[int, ...] = ()
     if precision == "fast" and device.type == "cpu":
         bounds = crossings(forms["gate_up"][:8], config.hidden)
         head_bounds = crossings([head_forms], config.hidden)

@@ -53,9 +53,7 @@ def plan_batch(batch: Batch, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
         if chunk.sample:
             sampled.append(len(tokens) - 1)
     width = max(-(-span.context // BLOCK) for span in spans)
-    tables = [
-        (c.sequence.blocks[:width] + [0] * width)[:width] for c in batch.chunks
-    ]
+    tables = [(c.sequence.blocks[:width] + [0] * width)[:width] for c in batch.chunks]
     where = torch.tensor(positions, device=device)
     return Plan(
         torch.tensor(tokens, device=device),

@@ -1,9 +1,9 @@
 """Linear layers whose arithmetic is chosen per step by the number of rows.
 
 Few rows are bound by reading weights: 4-bit codes are the fastest there. Many rows are bound by
-arithmetic: float32 or bfloat16, whichever this processor multiplies faster. The crossings are measured at
-start. A GGUF's Q4_1 and Q4_0 blocks are repacked into torch's int4 kernel without touching a code:
-scale = d, zero = m + 8 d (Q4_0: 0), both rounded to bfloat16.
+arithmetic: float32 or bfloat16, whichever this processor multiplies faster. The crossings are
+measured at start. A GGUF's Q4_1 and Q4_0 blocks are repacked into torch's int4 kernel without
+touching a code: scale = d, zero = m + 8 d (Q4_0: 0), both rounded to bfloat16.
 """
 
 import time
@@ -49,21 +49,22 @@ class PackedLinear:
         return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight, GROUP))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")  # type: ignore[no-any-return]  # torch.ops is untyped
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        return y
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Linear:
-    """4-bit codes with a bfloat16 scale and zero per block of 32; activations are rounded to bfloat16."""
+    """4-bit codes, a bfloat16 scale and zero per block of 32; bfloat16 activations."""
 
     packed: torch.Tensor
     scales: torch.Tensor  # (in / GROUP, out, 2) bfloat16
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x.bfloat16(), self.packed, GROUP, self.scales
         )
-        return y.float()  # type: ignore[no-any-return]  # torch.ops is untyped
+        return y.float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class BiasedLinear:
 
 @dataclass(frozen=True, slots=True)
 class CrossingLinear:
-    """Several forms of one weight; `forms[i]` serves up to `upto[i]` rows, the last one all others."""
+    """Several forms of one weight: `forms[i]` serves up to `upto[i]` rows, the last the others."""
 
     forms: tuple[Linear, ...]
     upto: tuple[int, ...]
@@ -108,9 +109,9 @@ def repack_int4(weights: Sequence[Weight]) -> Int4Linear | None:
 def _int4_codes(weight: Weight) -> tuple[np.ndarray, np.ndarray]:
     """Return codes (out, in) 0..15 and [scale, zero] (out, in / GROUP, 2) of GGML blocks.
 
-    GGML, ggml-common.h: Q4_1 is half d, half m, 16 bytes; Q4_0 half d, 16 bytes. The low nibbles are the
-    first 16 values, the high ones the last. Value = d q + m, or d (q - 8); torch's kernel computes
-    (q - 8) scale + zero.
+    GGML, ggml-common.h: Q4_1 is half d, half m, 16 bytes; Q4_0 half d, 16 bytes. The low nibbles
+    are the first 16 values, the high ones the last. Value = d q + m, or d (q - 8); torch's kernel
+    computes (q - 8) scale + zero.
     """
     out, inner = weight.shape
     header = 4 if weight.kind == "Q4_1" else 2
@@ -133,8 +134,9 @@ def crossings(
     """Return up to how many rows each form but the last beats all later ones.
 
     Args:
-        layers: the forms of the same part in several layers, together larger than the processor's cache,
-            because that is how a step meets them; forms go from the fewest weight bytes to the most.
+        layers: the forms of the same part in several layers, together larger than the processor's
+            cache, because that is how a step meets them; forms go from the fewest weight bytes to
+            the most.
         inner: values in a row.
     """
     num_forms = len(layers[0])

@@ -17,7 +17,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
-        """Return the logits behind every chunk that samples, in order: (sampled chunks, vocabulary)."""
+        """Return the logits behind every chunk that samples: (sampled chunks, vocabulary)."""
         model, cache, kernels = self._model, self._cache, self._kernels
         heads, eps = model.config.heads, model.config.norm_eps
         plan = plan_batch(batch, model.cos, model.sin)

@@ -7,7 +7,7 @@ from shared.frames import Sampling
 
 
 class Sampler:
-    """Greedy, or temperature with top-k, top-p and min-p; seeds make a draw depend on its position only."""
+    """Greedy, or temperature, top-k, top-p, min-p; a seeded draw depends on its position only."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._generator = torch.Generator()
@@ -15,7 +15,7 @@ class Sampler:
             self._generator.manual_seed(seed)
 
     def draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        """Return one token per row of `logits` (rows, vocabulary); row i belongs to `sequences[i]`."""
+        """Return a token per row of `logits` (rows, vocabulary); row i is of `sequences[i]`."""
         tokens: list[int] = logits.argmax(-1).tolist()
         for row, sequence in enumerate(sequences):
             generation = sequence.generation
@@ -29,7 +29,7 @@ class Sampler:
 
 
 def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the probabilities (vocabulary,) that `sampling` makes of `logits` (temperature above 0)."""
+    """Return what `sampling`, of a temperature above 0, makes of `logits`: (vocabulary,)."""
     logits = logits.float().cpu() / sampling.temperature
     if sampling.top_k > 0:
         lowest = logits.topk(min(sampling.top_k, len(logits))).values[-1]

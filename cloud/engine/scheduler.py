@@ -1,8 +1,8 @@
 """Decides what the next step runs. No torch, no clock; the decision is a value.
 
-Order: replies under way (one token each), then live turns by deadline, then bulk prefill, within a bound of
-tokens a step. Room comes from idle sequences first (coldest first), then from the least urgent of the busy
-ones; every victim keeps its ids and is prefilled again when it is its turn.
+Order: replies under way (one token each), then live turns by deadline, then bulk prefill, within a
+bound of tokens a step. Room comes from idle sequences first (coldest first), then from the least
+urgent of the busy ones; every victim keeps its ids and is prefilled again when it is its turn.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from cloud.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Ids `start..start + count` of a sequence; `sample`: a token is drawn behind the last of them."""
+    """Ids `start..start + count` of a sequence; `sample`: a token is drawn behind the last."""
 
     sequence: Sequence
     start: int

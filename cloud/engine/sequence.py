@@ -24,7 +24,8 @@ class Generation:
     max_tokens: int
     stop_ids: frozenset[int]
     deliver: Callable[[int, str], None]
-    """Takes every token drawn and, with the last one, why the reply ends. Not called by the engine itself."""
+    """Takes every token drawn and, with the last, why the reply ends. Not for the engine to call.
+    """
     produced: int = 0
     """Ids of this reply so far, counting those it began with."""
 
@@ -50,7 +51,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Ids to run before nothing is left to do; a generating sequence always has at least one."""
+        """Ids to run before nothing is left to do; at least one while a reply is generated."""
         if self.parked:
             return 0
         left = len(self.ids) - self.cached
@@ -84,7 +85,7 @@ class Sequence:
         return spare
 
     def evict(self) -> list[int]:
-        """Give up all blocks; return them. The ids stay, and are prefilled again when they are wanted."""
+        """Give up all blocks; return them. The ids stay, to be prefilled when they are wanted."""
         self.parked = self.remaining == 0
         blocks, self.blocks = self.blocks, []
         self.cached = 0

@@ -1,4 +1,4 @@
-"""Where words come from: the whole text of the turn so far, again and again, growing and revised."""
+"""Where words come from: the whole text of the turn so far, again and again, revised."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ class Line:
         self._escape = ""
 
     def press(self, key: str) -> bool:
-        """Apply one character of input; return whether the text changed. Control sequences are ignored."""
+        """Apply one character of input, past control sequences; return whether the text changed."""
         before = self.text
         if self._escape or key == "\x1b":
             self._escape += key
@@ -58,7 +58,8 @@ def _without_last(text: str) -> str:
 
 
 class KeyboardSource:
-    """Reads keys of a terminal in raw mode; use it as a context manager, so that the mode is put back.
+    """Reads keys of a terminal in raw mode; use it as a context manager, so that the mode is put
+    back.
 
     Args:
         show: called with the text after every key.

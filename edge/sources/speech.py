@@ -229,8 +229,9 @@ class Recognizer:
     def _open(self) -> None:
         library = _library()
         model = library.get_model_path("tiny-en")  # inside the wheel: no network
-        options = {"return_audio_data": "false", "vad_look_behind_sample_count": LOOK_BEHIND}
-        options["transcription_interval"] = 0.05  # seconds; we say when, its own pace is off
+        options: dict[str, str | float] = {"return_audio_data": "false"}
+        options["vad_look_behind_sample_count"] = LOOK_BEHIND
+        options["transcription_interval"] = 0.05  # seconds; we say when
         try:
             transcriber = library.Transcriber(model, library.ModelArch.TINY, options=options)
             self._resources.enter_context(transcriber)

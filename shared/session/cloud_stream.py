@@ -225,7 +225,8 @@ class CloudStream:
             return None
         events: list[Event] = []
         if self.reason == Reason.ERROR:  # which the edge does not know: the turn counts after all
-            events, self.reason = [Reopened(self.number, frame.turn)], ""
+            events.append(Reopened(self.number, frame.turn))
+            self.reason = ""
         user_ids = None if self.reason else tuple(self.log.committed)
         self.reason = Reason.CANCELLED
         del self.reply[frame.heard :]

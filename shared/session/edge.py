@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import count
 
+from msgspec.structs import replace
+
 from shared import frames
 from shared.errors import (
     LinkError,
@@ -62,7 +64,7 @@ class EdgeSession:
 
     def use_tokenizer(self, digest: str, golden: str) -> None:
         """Name the tokenizer whose ids this edge sends; the next HELLO states it."""
-        self._hello = _replace(self._hello, tokenizer=digest, golden=golden)
+        self._hello = replace(self._hello, tokenizer=digest, golden=golden)
 
     def connect(self, now: float) -> None:
         """A transport is there: greet. What was queued for an earlier one is void."""
@@ -70,7 +72,7 @@ class EdgeSession:
         self._detach()
         self._pending_since = now
         conversations = {s.number: s.body.conversation for s in self._streams.values()}
-        body = _replace(
+        body = replace(
             self._hello,
             epoch=self._epoch,
             conversations=conversations,
@@ -162,6 +164,8 @@ class EdgeSession:
                 if frame.epoch == 0 or (self._live and frame.epoch == self._epoch):
                     return self._on_error(frame)
                 return []
+            case _:
+                pass
         if not self._live or frame.epoch != self._epoch:
             return []  # the remains of an earlier connection
         match frame:
@@ -169,6 +173,8 @@ class EdgeSession:
                 return [BlobArrived(frame.digest, frame.offset, frame.size, frame.data)]
             case frames.Notice(stream=frames.CONNECTION):
                 return [Noticed(frames.CONNECTION, frame.topic, frame.text)]
+            case _:
+                pass
         stream = self._streams.get(frame.stream)
         if stream is None:
             return []  # closed here while the frame was under way
@@ -282,9 +288,3 @@ class EdgeSession:
         vocabulary = self.welcome.vocabulary if self.welcome else 0
         if ids and max(ids) >= vocabulary:
             raise RemoteProtocolError(f"reply id {max(ids)}: the vocabulary has {vocabulary}")
-
-
-def _replace(body: HelloBody, **changes: object) -> HelloBody:
-    """Return `body` with `changes` (msgspec.structs.replace, typed)."""
-    values = {name: getattr(body, name) for name in body.__struct_fields__}
-    return HelloBody(**(values | changes))

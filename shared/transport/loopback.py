@@ -65,6 +65,10 @@ class LoopbackTransport:
         if self._over is not None:
             self._end(self._over)
 
+    def join(self, peer: "LoopbackTransport") -> None:
+        """Become the two ends of one connection."""
+        self._peer, peer._peer = peer, self
+
     def _end(self, reason: DeltarelayError | None) -> None:
         self._inbox.clear()
         on_closed, self._on_closed, self._on_frame = self._on_closed, None, None
@@ -75,5 +79,5 @@ class LoopbackTransport:
 def loopback_pair() -> tuple[LoopbackTransport, LoopbackTransport]:
     """Return the two ends of a connection within this event loop."""
     a, b = LoopbackTransport("loopback:a"), LoopbackTransport("loopback:b")
-    a._peer, b._peer = b, a
+    a.join(b)
     return a, b

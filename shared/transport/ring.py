@@ -167,6 +167,7 @@ class Consumer(Ring):
 
     def _take(self) -> tuple[bytes, bool]:
         at, expected = self._offset(self._read), self._read + 1
+        sequence = size = crc = 0
         for _ in range(_RETRIES):
             sequence, length, crc = _SLOT_HEADER.unpack_from(self._memory, at)
             size = length & ~_MORE

@@ -1,1 +1,1 @@
-"""Benches: what is promised about speed and memory, measured. Light: its probes count what they import."""
+"""What is promised about speed and memory, measured. Light: probes count what they import."""

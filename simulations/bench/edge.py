@@ -24,7 +24,9 @@ async def bench_edge(model: str, runs: int) -> dict[str, Any]:
     progress("an agent with the model's own vocabulary")
     async with open_decoder(model) as decoder:
         await _probe(decoder.address, 0.0)  # fetches the tokenizer once
-        starts = [(await _probe(decoder.address, 0.0))["start_ms"] for _ in range(max(3, runs // 3))]
+        starts = [
+            (await _probe(decoder.address, 0.0))["start_ms"] for _ in range(max(3, runs // 3))
+        ]
         progress(f"typing for {TYPING_SECONDS:g} s")
         typing = await _probe(decoder.address, TYPING_SECONDS)
     result: dict[str, Any] = {

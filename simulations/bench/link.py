@@ -1,4 +1,4 @@
-"""One-way latency of the whole path, session to session, between two processes; and bytes per turn."""
+"""One-way latency between two processes, session to session; and bytes per turn."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from simulations.typist import Update, type_text
 
 NUM_FRAMES = 1000
 GAP = 0.004
-"""Seconds between two frames: the processors go idle in between, as they do while somebody types."""
+"""Seconds between two frames: processors go idle in between, as while somebody types."""
 
 
 async def bench_link(model: str, runs: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _tokenizer(model: str) -> Tokenizer:
 
 
 def bytes_per_turn(tokenizer: Tokenizer) -> dict[str, float]:
-    """Return mean bytes up per typed turn as MQTT messages: relayed, JSON on every change, JSON once."""
+    """Return mean bytes up per typed turn, as MQTT messages: relayed, and as JSON text."""
     relay = resent = once = turns = 0
     for dialogue in load_dialogues():
         for turn in dialogue.turns:

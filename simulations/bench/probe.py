@@ -1,4 +1,4 @@
-"""The agent process that the edge bench looks at. Imports what an agent imports, and nothing else."""
+"""The agent process that the edge bench looks at: it imports what an agent imports."""
 
 import asyncio
 import json

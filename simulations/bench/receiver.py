@@ -1,4 +1,4 @@
-"""The other process of the link bench: a decoder's session without an engine, noting arrival times."""
+"""The other process of the link bench: a decoder's session that notes arrival times."""
 
 import asyncio
 import json
@@ -17,13 +17,17 @@ from shared.transport.mqtt_client import parse_broker
 from shared.transport.shm import ShmListener
 
 
+def _allow(ids: Sequence[int], *, reply: bool = False) -> None:
+    """Every id is welcome here."""
+
+
 async def receive(address: str, count: int) -> None:
     """Serve one sender until `count` revisions have arrived, then print their times."""
     arrived: list[float] = []
     done = asyncio.Event()
 
     def connect(transport: Transport) -> None:
-        session = CloudSession(lambda _ids, *, reply=False: None)
+        session = CloudSession(_allow)
 
         def on_events(events: Sequence[Event]) -> None:
             for event in events:

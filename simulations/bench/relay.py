@@ -26,22 +26,23 @@ async def bench_relay(model: str, runs: int) -> dict[str, Any]:
     """Return engine step times, and times to first token by size of the turn."""
     progress("measuring the engine's own steps")
     result = await asyncio.to_thread(_engine_steps, model, runs)
-    async with open_decoder(model, changes=["max_tokens=4"]) as decoder:
-        async with connect(decoder.address) as agent:
-            result["turns"] = {}
-            for size in SIZES:
-                progress(f"turns of {size} tokens")
-                text = text_of(agent.tokenizer, size)
-                relayed: list[float] = []
-                whole: list[float] = []
-                for _ in range(runs):  # alternating, so that the machine's moods hit both
-                    relayed.append(await _turn(agent, text, relay=True))
-                    whole.append(await _turn(agent, text, relay=False))
-                result["turns"][str(size)] = {
-                    "relayed": spread(relayed, 1e3),
-                    "whole": spread(whole, 1e3),
-                }
+    async with (
+        open_decoder(model, changes=["max_tokens=4"]) as decoder,
+        connect(decoder.address) as agent,
+    ):
+        result["turns"] = {str(size): await _turns(agent, size, runs) for size in SIZES}
     return result
+
+
+async def _turns(agent: Agent, size: int, runs: int) -> dict[str, dict[str, float]]:
+    progress(f"turns of {size} tokens")
+    text = text_of(agent.tokenizer, size)
+    relayed: list[float] = []
+    whole: list[float] = []
+    for _ in range(runs):  # alternating, so that the machine's moods hit both
+        relayed.append(await _turn(agent, text, relay=True))
+        whole.append(await _turn(agent, text, relay=False))
+    return {"relayed": spread(relayed, 1e3), "whole": spread(whole, 1e3)}
 
 
 def _engine_steps(model: str, runs: int) -> dict[str, Any]:
@@ -80,9 +81,7 @@ def _engine_steps(model: str, runs: int) -> dict[str, Any]:
 
 def text_of(tokenizer: Tokenizer, size: int) -> str:
     """Return about `size` tokens of what drivers say."""
-    said = " ".join(
-        turn.text for d in load_dialogues() if d.language == "en" for turn in d.turns
-    )
+    said = " ".join(turn.text for d in load_dialogues() if d.language == "en" for turn in d.turns)
     ids = tokenizer.encode(said)
     while len(ids) < size:
         ids += ids

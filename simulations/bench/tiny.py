@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and a given SentencePiece vocabulary, for what only needs the vocabulary."""
+"""A tiny random Llama with a given vocabulary, for what only needs the vocabulary."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_tiny_llama(folder: Path, tokenizer: Path) -> None:
-    """Write a Hugging Face folder: 2 layers of 32, random weights, the vocabulary of `tokenizer`."""
+    """Write a Hugging Face folder: 2 layers of 32, random, the vocabulary of `tokenizer`."""
     import torch
     from safetensors.torch import save_file
     from sentencepiece import SentencePieceProcessor

@@ -62,7 +62,7 @@ class Pair:
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     """Wait for `condition`; only tests look, what they test is told."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.001)
 
 

@@ -1,6 +1,7 @@
 """A broker that speaks just enough MQTT 5 to misbehave on purpose. One client at a time."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -20,6 +21,9 @@ class FakeBroker:
         """The reason code for every topic; -1: no answer."""
         self.hang_up_on_subscribe = False
         self.acknowledge = True
+        self.reads = asyncio.Event()
+        """Clear it to leave what the client sends in the socket."""
+        self.reads.set()
         self.published: list[tuple[int, bytes]] = []
         """QoS and payload of every PUBLISH, the retained ones aside."""
         self.retained: list[bytes] = []
@@ -63,7 +67,7 @@ class FakeBroker:
         """Serve one client."""
         self._writer = writer
         try:
-            while True:
+            while await self.reads.wait():
                 self._take(*await _packet(reader))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -115,10 +119,10 @@ async def _packet(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
 
 
 @asynccontextmanager
-async def fake_broker() -> AsyncGenerator[FakeBroker, None]:
+async def fake_broker(tls: ssl.SSLContext | None = None) -> AsyncGenerator[FakeBroker, None]:
     """Run one on a free port."""
     broker = FakeBroker()
-    server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(broker.serve, "127.0.0.1", 0, ssl=tls)
     broker.port = server.sockets[0].getsockname()[1]
     try:
         yield broker

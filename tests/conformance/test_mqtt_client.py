@@ -1,10 +1,16 @@
 """The MQTT client against a broker that misbehaves: windows, refusals, silence, nonsense."""
 
 import asyncio
+import gc
+import shutil
 import socket
+import ssl
 import struct
+import subprocess
+import warnings
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +96,24 @@ def test_provisional_messages_do_not_open_the_window() -> None:
                 assert payloads(broker) == [b"0", b"2"]
                 assert payloads(broker, 0) == [b"1", b"3"], "none while others wait"
                 assert broker.most_unacknowledged == 2
+
+    run(test)
+
+
+def test_what_the_socket_does_not_take_at_once_follows_when_it_does() -> None:
+    async def test() -> None:
+        async with fake_broker() as broker, connected(broker) as client:
+            broker.reads.clear()
+            client.publish(0)  # is still read
+            await until(lambda: bool(broker.published))
+            frames = [bytes([n]) * 262_144 for n in range(14)]
+            for frame in frames:
+                client.client.publish("dr/v1/f/d/car/up", frame)
+            await asyncio.sleep(0.02)
+            broker.reads.set()
+            await until(lambda: len(broker.published) == 15)
+            assert payloads(broker)[1:] == frames
+            assert client.lost == []
 
     run(test)
 
@@ -243,6 +267,52 @@ def test_connecting_can_be_given_up_at_any_moment() -> None:
     run(test)
 
 
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of localhost with its key in one file."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    made = tmp_path / "localhost.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    where = ["-keyout", str(made), "-out", str(tmp_path / "c.pem")]
+    subprocess.run(
+        [openssl, "req", "-x509", "-days", "2", *new_key, *subject, *where],
+        check=True,
+        capture_output=True,
+    )
+    made.write_text(made.read_text() + (tmp_path / "c.pem").read_text())
+    return made
+
+
+def test_frames_pass_through_tls_and_a_stranger_is_not_trusted(certificate: Path) -> None:
+    async def test() -> None:
+        served, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+        served.load_cert_chain(certificate)
+        trusting.load_verify_locations(certificate)
+        async with fake_broker(served) as broker:
+            client = Client(Broker("127.0.0.1", broker.port, tls=trusting))
+            await client.client.connect()
+            frames = [bytes([n]) * 100_000 for n in range(20)]
+            for frame in frames:
+                client.client.publish("dr/v1/f/d/car/up", frame)
+                broker.deliver("dr/v1/f/car/down", frame[:100])
+            await until(lambda: len(client.messages) == len(broker.published) == len(frames))
+            assert payloads(broker) == frames
+            client.client.close()
+            stranger = Client(Broker("127.0.0.1", broker.port, tls=ssl.create_default_context()))
+            with pytest.raises(LinkError, match="certificate verify failed"):
+                await stranger.client.connect()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # paho leaves such a socket to the collector
+        run(test)
+        gc.collect()
+
+
 # --- losing the connection
 
 
@@ -272,7 +342,9 @@ def test_a_broker_that_takes_its_leave_says_why() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("nonsense", [b"\x30\x02\xff\xff", b"\x00\x00"])
+@pytest.mark.parametrize(
+    "nonsense", [b"\x30\x02\xff\xff", b"\x00\x00", b"\x30\x04\x00\x01\xff\x00"]
+)
 def test_malformed_packets_end_the_connection(nonsense: bytes) -> None:
     async def test() -> None:
         async with fake_broker() as broker, connected(broker) as client:

@@ -1,5 +1,4 @@
 """Shared memory: death on either side, what is left behind, and peers that do not play fair."""
-# ruff: noqa: ASYNC240 - a test may look at a file from within the loop
 
 import asyncio
 import contextlib
@@ -442,6 +441,36 @@ def test_a_decoder_out_of_descriptors_waits_without_spinning_and_recovers(
                     await waiting.next()
             with closing(await connect_shm(path)):
                 pass
+
+    run(test)
+
+
+def test_an_end_that_overflowed_before_it_started_is_told_so() -> None:
+    async def test() -> None:
+        device, decoder = sealed_pair()
+        for _ in range(80):
+            device.send(bytes(65_536))
+        device.send(b"into nothing")
+        end = End(device).start()
+        assert isinstance(await end.ended(), CapacityError)
+        decoder.close()
+
+    run(test)
+
+
+def test_a_client_that_is_gone_before_it_gets_its_memory_costs_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(shm_module, "send_descriptors", gone)
+
+    async def test() -> None:
+        async with listening(ShmListener(path)) as waiting:
+            with pytest.raises(LinkError, match=r"refused: .*Broken pipe"):
+                await connect_shm(path)
+            assert waiting.ends == []
 
     run(test)
 

@@ -25,7 +25,7 @@ class Kernels(Protocol):
         ...
 
     def attend(self, layer: int, q: torch.Tensor, cache: KVCache, plan: Plan) -> torch.Tensor:
-        """Causal attention with grouped heads: q (rows, heads, head_dim) → (rows, heads * head_dim)."""
+        """Causal attention, grouped heads: (rows, heads, head_dim) → (rows, heads * head_dim)."""
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,37 +1,41 @@
 """Kernels compiled for the CPU: few passes over small tensors, keys read where they lie.
 
-Attention of single rows (replies) loops over (row, KV head), folds the query heads of a group, and keeps a
-running softmax (Milakov & Gimelshein, arXiv:1805.02867) in float32. Longer spans are matrix products and go
-to torch. The cache is bfloat16, which is the upper half of a float32: widening is a shift, narrowing rounds
-to nearest even.
+Attention of single rows (replies) loops over (row, KV head), folds the query heads of a group, and
+keeps a running softmax (Milakov & Gimelshein, arXiv:1805.02867) in float32. Longer spans are matrix
+products and go to torch. The cache is bfloat16, which is the upper half of a float32: widening is a
+shift, narrowing rounds to nearest even.
 """
 
 import numba
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cloud.engine.cache import KVCache
 from cloud.engine.kernels.reference import attend_span
 from cloud.engine.plan import Plan
+
+Floats = NDArray[np.float32]
+Bits = NDArray[np.uint16]
 
 SHORT = 2
 """Rows up to which a span is attended row by row."""
 
 
 @numba.njit(inline="always")
-def _widen(raw):
+def _widen(raw: np.uint16) -> np.float32:
     return np.uint32(np.uint32(raw) << np.uint32(16)).view(np.float32)
 
 
 @numba.njit(inline="always")
-def _narrow(value):
+def _narrow(value: np.float32) -> np.uint16:
     bits = np.uint32(np.float32(value).view(np.uint32))
     odd = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
     return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
 @numba.njit(inline="always")
-def _exp(x):
+def _exp(x: np.float32) -> np.float32:
     """e^x for x <= 0 in float32, to about 2 ulp (Cody-Waite reduction, Taylor to degree 6)."""
     x = max(np.float32(x), np.float32(-87.0))
     n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
@@ -47,7 +51,7 @@ def _exp(x):
 
 
 @numba.njit(fastmath=True, nogil=True, cache=True)
-def _norm(x, weight, eps, out):
+def _norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     rows, hidden = x.shape
     for row in range(rows):
         total = np.float32(0.0)
@@ -59,7 +63,7 @@ def _norm(x, weight, eps, out):
 
 
 @numba.njit(fastmath=True, nogil=True, cache=True)
-def _gate(gate_up, out):
+def _gate(gate_up: Floats, out: Floats) -> None:
     rows, inner = out.shape
     for row in range(rows):
         for i in range(inner):
@@ -72,7 +76,15 @@ def _gate(gate_up, out):
 
 
 @numba.njit(fastmath=True, nogil=True, cache=True)
-def _store(qkv, cos, sin, slots, keys, values, out):
+def _store(
+    qkv: Floats,
+    cos: Floats,
+    sin: Floats,
+    slots: NDArray[np.int64],
+    keys: Bits,
+    values: Bits,
+    out: Floats,
+) -> None:
     rows, heads, dim = out.shape
     kv_heads, half = keys.shape[2], dim // 2
     block = keys.shape[1]
@@ -96,7 +108,16 @@ def _store(qkv, cos, sin, slots, keys, values, out):
 
 
 @numba.njit(fastmath=True, nogil=True, cache=True)
-def _attend(q, keys, values, tables, row_span, row_context, short, out):
+def _attend(
+    q: Floats,
+    keys: Bits,
+    values: Bits,
+    tables: NDArray[np.int32],
+    row_span: NDArray[np.int32],
+    row_context: NDArray[np.int32],
+    short: NDArray[np.bool_],
+    out: Floats,
+) -> None:
     rows, heads, dim = q.shape
     block, kv_heads = keys.shape[1], keys.shape[2]
     group = heads // kv_heads

@@ -20,8 +20,8 @@ class ReferenceKernels:
     ) -> torch.Tensor:
         """Turn queries and keys by their positions; put keys and values into the cache."""
         kv_heads, head_dim = cache.keys.shape[3:]
-        split = (heads, kv_heads, kv_heads)
-        q, k, v = qkv.unflatten(-1, (-1, head_dim)).split(split, dim=1)
+        rows = qkv.view(len(qkv), -1, head_dim)
+        q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
         cache.write(layer, plan.slots, rotate(k, plan.cos, plan.sin), v)
         return rotate(q, plan.cos, plan.sin)
 
@@ -50,7 +50,11 @@ def attend_span(
     number, span = numbered
     blocks = plan.tables[number, : -(-span.context // BLOCK)]
     keys, values = (
-        part[layer].index_select(0, blocks).flatten(0, 1)[: span.context].to(q.dtype).transpose(0, 1)
+        part[layer]
+        .index_select(0, blocks)
+        .flatten(0, 1)[: span.context]
+        .to(q.dtype)
+        .transpose(0, 1)
         for part in (cache.keys, cache.values)
     )  # (kv_heads, context, head_dim)
     rows = slice(span.row, span.row + span.count)

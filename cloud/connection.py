@@ -1,0 +1,135 @@
+"""One device's connection to the decoder: routes what its session reports to its conversations."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from cloud.conversation import Conversation
+from shared import frames
+from shared.channel import Channel
+from shared.errors import DeltarelayError, SupersededError
+from shared.frames import HelloBody, WelcomeBody
+from shared.session import (
+    Closed,
+    CloudSession,
+    CloudStream,
+    Event,
+    FetchAsked,
+    Greeted,
+    Opened,
+)
+from shared.session.cloud_stream import IdCheck
+from shared.transport import Transport
+
+log = logging.getLogger(__name__)
+
+
+class House(Protocol):
+    """What a connection asks of the decoder it belongs to."""
+
+    @property
+    def check_ids(self) -> IdCheck: ...
+
+    def greet(self, connection: "Connection", hello: HelloBody) -> WelcomeBody: ...
+    def streams_of(self, connection: "Connection", hello: HelloBody) -> dict[int, CloudStream]: ...
+    def conversation(self, device: str, name: str) -> Conversation | None: ...
+    def open(self, connection: "Connection", device: str, stream: CloudStream) -> None: ...
+    def forget(self, device: str, name: str) -> None: ...
+    def leave(self, connection: "Connection", device: str) -> None: ...
+    def blob_of(self, digest: str) -> bytes | None: ...
+
+
+class Connection:
+    """One device's connection to the decoder."""
+
+    def __init__(self, decoder: House, transport: Transport) -> None:
+        self._decoder, self._transport = decoder, transport
+        self._device = ""
+        self.session = CloudSession(decoder.check_ids)
+        self._channel = Channel(
+            self.session,
+            transport,
+            time.monotonic,
+            on_events=self._on_events,
+            on_closed=self._on_closed,
+        )
+
+    def start(self) -> None:
+        """Let frames in."""
+        self._channel.start()
+
+    def pump(self) -> None:
+        """Send what the session owes."""
+        self._channel.pump()
+
+    def supersede(self) -> None:
+        """Another connection of this device took over."""
+        error = SupersededError(f"another agent connected as device {self._device}")
+        self.session.refuse(error)
+        self._channel.close(error)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def _on_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Greeted(hello):
+                self._greet(hello)
+            case FetchAsked(digest, offset):
+                self._fetch(digest, offset)
+            case Opened(stream, body):
+                self._open(stream, event, body.conversation)
+            case Closed(_, name):
+                self._decoder.forget(self._device, name)
+            case _:
+                about = self.session.streams.get(getattr(event, "stream", 0))
+                if about is not None:
+                    self._tell(about, event)
+
+    def _tell(self, stream: CloudStream, event: Event) -> None:
+        conversation = self._decoder.conversation(self._device, stream.body.conversation)
+        if conversation is not None:
+            conversation.on_event(event)
+
+    def _greet(self, hello: HelloBody) -> None:
+        try:
+            body = self._decoder.greet(self, hello)
+        except DeltarelayError as error:
+            log.warning("%s: device %s refused: %s", self._transport.name, hello.device, error)
+            self.session.refuse(error, hello.epoch)
+            self._channel.close(error)
+            return
+        self._device = hello.device
+        log.info("%s: device %s, epoch %d", self._transport.name, hello.device, body.epoch)
+        self.session.welcome(body, self._decoder.streams_of(self, hello))
+
+    def _fetch(self, digest: str, offset: int) -> None:
+        content = self._decoder.blob_of(digest)
+        if content is not None:
+            self.session.blob(digest, offset, content)
+        else:
+            self.session.notice(frames.CONNECTION, "no-blob", f"blob {digest} is not held here")
+
+    def _open(self, number: int, event: Opened, name: str) -> None:
+        stream = self.session.streams[number]
+        known = self._decoder.conversation(self._device, name)
+        try:
+            if known is not None and known.stream is stream:
+                known.on_event(event)
+            else:
+                self._decoder.forget(self._device, name)
+                self._decoder.open(self, self._device, stream)
+        except DeltarelayError as error:
+            self._decoder.forget(self._device, name)
+            self.session.refuse_stream(number, error)
+
+    def _on_closed(self, reason: DeltarelayError) -> None:
+        log.info("%s: device %s left: %s", self._transport.name, self._device or "?", reason)
+        self.session.detach()
+        self._decoder.leave(self, self._device)
