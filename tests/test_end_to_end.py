@@ -1,0 +1,304 @@
+"""Real processes: a decoder, agents and a broker, killed and restarted."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from edge.agent import Agent, connect
+from edge.talk import Talk
+from shared.child import ChildDecoder, open_decoder
+from shared.errors import ConfigError, LinkError, ModelError
+from simulations.broker import open_broker
+from tests.brains import write_model
+
+SMALL = ["context=512", "cache_mb=8", "threads=1", 'precision="exact"']
+
+
+@cache
+def model_folder() -> str:
+    return str(write_model(Path(mkdtemp(prefix="deltarelay-test-")) / "model"))
+
+
+async def answer(talk: Talk, text: str) -> list[int]:
+    async with asyncio.timeout(30):
+        async for _ in talk.finish(text):
+            pass
+    return list(talk.stream.turns[-1].reply_ids)
+
+
+async def reference(agent: Agent, texts: list[str], tokens: int) -> list[list[int]]:
+    async with agent.conversation(max_tokens=tokens) as talk:
+        return [await answer(talk, text) for text in texts]
+
+
+def deltarelay(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", "from shared.commands import main; raise SystemExit(main())"]
+    return subprocess.run(
+        [*program, *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def segments() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "deltarelay" in name}
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(90):
+            await test()
+
+    asyncio.run(main())
+
+
+def test_a_conversation_over_shared_memory_and_nothing_is_left_behind() -> None:
+    async def test() -> None:
+        before = segments()
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            async with connect(decoder.address, device="car") as agent:
+                texts = ["Find a charger", "And home"]
+                expected = await reference(agent, texts, 12)
+                async with agent.conversation(max_tokens=12) as talk:
+                    for text in ("F", "Find", "Find the", "Find a ch"):
+                        await talk.revise(text)
+                        await asyncio.sleep(0.03)
+                    assert [await answer(talk, text) for text in texts] == expected
+            assert segments() == before
+        assert segments() == before
+        assert not Path(decoder.address.removeprefix("shm://")).exists()
+
+    run(test)
+
+
+def test_an_agent_killed_in_the_middle_of_a_turn_leaves_nothing_and_others_go_on() -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            code = (
+                "import asyncio, edge, sys\n"
+                "async def main():\n"
+                "    async with edge.connect(sys.argv[1], device='victim') as agent:\n"
+                "        async with agent.conversation() as talk:\n"
+                "            await talk.revise('Find a charger near')\n"
+                "            print('typed', flush=True)\n"
+                "            await asyncio.sleep(60)\n"
+                "asyncio.run(main())\n"
+            )
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", code, decoder.address, stdout=asyncio.subprocess.PIPE
+            )
+            assert child.stdout is not None
+            assert await child.stdout.readline() == b"typed\n"
+            child.kill()
+            await child.wait()
+            descriptors = f"/proc/{decoder.process.pid}/fd"
+            async with connect(decoder.address, device="other") as agent:
+                assert await reference(agent, ["hello"], 4)
+            await asyncio.sleep(0.3)
+            few = len(os.listdir(descriptors))
+            for _ in range(3):
+                async with connect(decoder.address, device="other") as agent:
+                    await reference(agent, ["hello"], 2)
+            await asyncio.sleep(0.3)
+            assert len(os.listdir(descriptors)) <= few
+            assert segments() == set()
+
+    run(test)
+
+
+async def restarted(decoder: ChildDecoder) -> subprocess.Popen[bytes]:
+    """Kill a decoder and start another at its socket, whose stale file is in the way."""
+    decoder.process.kill()
+    decoder.process.wait()
+    socket = Path(decoder.address.removeprefix("shm://"))
+    assert socket.exists()
+    program = [sys.executable, "-m", "cloud", "--model", model_folder(), "--with-parent"]
+    program += ["--listen", decoder.address]
+    for change in SMALL:
+        program += ["--set", change]
+    child = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    while "serves" not in (line := await asyncio.to_thread(child.stderr.readline)):
+        assert line, "the second decoder did not start"
+    return child
+
+
+def test_a_decoder_killed_in_the_middle_of_a_turn_is_replaced_and_the_turn_completes() -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            async with connect(decoder.address, device="car") as agent:
+                expected = await reference(agent, ["Find a charger", "And home"], 12)
+                async with agent.conversation(max_tokens=12) as talk:
+                    got = [await answer(talk, "Find a charger")]
+                    await talk.revise("And ho")
+                    second = await restarted(decoder)
+                    try:
+                        got.append(await answer(talk, "And home"))
+                    finally:
+                        second.terminate()
+                        second.communicate(timeout=10)
+                    assert got == expected
+                    assert agent.num_reconnects >= 1
+        assert segments() == set()
+
+    run(test)
+
+
+@pytest.mark.mqtt
+@pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
+def test_a_broker_restarted_in_the_middle_of_a_turn_and_of_a_reply_loses_nothing(kind: str) -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                broker = stack.enter_context(open_broker(prefer=kind))  # type: ignore[arg-type]
+            except LinkError as error:
+                pytest.skip(str(error))
+            url = f"mqtt://{broker.host}:{broker.port}"
+            await stack.enter_async_context(
+                open_decoder(model_folder(), listen=[url], changes=SMALL)
+            )
+            agent = await stack.enter_async_context(connect(url, device="car"))
+            texts = ["Find a charger", "And home", "Thank you"]
+            expected = await reference(agent, texts, 40)
+            talk = await stack.enter_async_context(agent.conversation(max_tokens=40))
+            got = [await answer(talk, texts[0])]
+            await talk.revise("And")
+            await asyncio.to_thread(broker.stop)
+            await talk.revise("And ho")
+            await asyncio.to_thread(broker.start)
+            got.append(await answer(talk, texts[1]))
+            pieces = talk.finish(texts[2])
+            await anext(pieces)
+            await asyncio.to_thread(broker.stop)
+            await asyncio.to_thread(broker.start)
+            async for _ in pieces:
+                pass
+            got.append(list(talk.stream.turns[-1].reply_ids))
+            assert got == expected
+
+    run(test)
+
+
+@pytest.mark.mqtt
+def test_two_vehicles_over_mqtt_and_two_over_shared_memory_share_a_decoder() -> None:
+    async def test() -> None:
+        with open_broker() as broker:
+            url = f"mqtt://{broker.host}:{broker.port}"
+            async with open_decoder(model_folder(), listen=[url], changes=SMALL) as decoder:
+
+                async def one(address: str, device: str) -> list[list[int]]:
+                    async with connect(address, device=device) as agent:
+                        return await reference(agent, ["Find a charger", "And home"], 8)
+
+                ways = [(url, "a"), (url, "b"), (decoder.address, "c"), (decoder.address, "d")]
+                found = await asyncio.gather(*(one(*way) for way in ways))
+                assert found == [found[0]] * 4
+
+    run(test)
+
+
+def test_where_nobody_listens_the_error_says_what_to_do() -> None:
+    async def attempt(url: str) -> None:
+        async with connect(url):
+            pass
+
+    for url in ("shm:///nowhere/deltarelay.sock", "mqtt://127.0.0.1:9"):
+        with pytest.raises(LinkError, match="deltarelay"):
+            asyncio.run(attempt(url))
+    for url in ("http://example.org", "shm://relative", "mqtt://"):
+        with pytest.raises(ConfigError, match="expected"):
+            asyncio.run(attempt(url))
+
+
+def test_the_agent_reads_lines_and_reports_json() -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            done = await asyncio.to_thread(
+                deltarelay,
+                *("edge", "--to", decoder.address, "--json", "--set", "max_tokens=4"),
+                stdin="Find\nFind a charger\n\nAnd home\n",
+            )
+            assert done.returncode == 0, done.stderr
+            turns = json.loads(done.stdout.splitlines()[-1])["turns"]
+            assert [turn["text"] for turn in turns] == ["Find a charger", "And home"]
+            assert all(turn["first_token_ms"] > 0 for turn in turns)
+
+    run(test)
+
+
+def test_a_misspelt_setting_is_named_with_its_path() -> None:
+    done = deltarelay("cloud", "--set", "cache_mbb=5")
+    assert done.returncode == 78
+    assert "unknown key cache_mbb; did you mean cache_mb?" in done.stderr
+
+
+def test_a_second_decoder_on_the_same_socket_is_refused_and_the_first_goes_on() -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            done = await asyncio.to_thread(
+                deltarelay,
+                "cloud",
+                "--model",
+                model_folder(),
+                "--listen",
+                decoder.address,
+                *("--set", "context=512"),
+            )
+            assert done.returncode == 69
+            assert "another decoder listens here" in done.stderr
+            async with connect(decoder.address) as agent:
+                assert await reference(agent, ["hello"], 2)
+
+    run(test)
+
+
+def test_a_model_that_is_not_there_is_said_in_one_line() -> None:
+    async def test() -> None:
+        with pytest.raises(LinkError, match="neither a file, nor a folder, nor a known model"):
+            async with open_decoder("/nowhere/model.gguf"):
+                pass
+
+    run(test)
+
+
+def test_a_model_named_by_the_agent_must_be_the_one_served() -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            with pytest.raises(ModelError, match="gpt-9"):
+                async with connect(decoder.address, model="gpt-9"):
+                    pass
+
+    run(test)
+
+
+def test_a_decoder_ends_with_its_parent_and_on_sigterm() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from shared.child import open_decoder\n"
+        "async def main():\n"
+        "    async with open_decoder(sys.argv[1], changes=sys.argv[2:]) as decoder:\n"
+        "        print(decoder.process.pid, flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, model_folder(), *SMALL], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
