@@ -6,13 +6,12 @@ sequence is spliced at the longest common prefix: a frame that changes no id cha
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cloud.engine.engine import Engine
 from cloud.engine.sequence import Generation, Lane, Sequence
 from cloud.stop import StopFilter
-from cloud.template import ChatTemplate, ChatTurn
-from cloud.worker import Worker
+from cloud.template import ChatTurn
+from cloud.voice import MIN_REPLY, Voice
 from shared.errors import ContextLengthError
 from shared.frames import Reason
 from shared.session import (
@@ -25,32 +24,7 @@ from shared.session import (
     Reopened,
     Revised,
 )
-from shared.tokenizer import Tokenizer
 from shared.tokenlog import common_prefix
-
-MIN_REPLY = 16
-"""Tokens that must be left for a reply behind a turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """What all conversations of one decoder share."""
-
-    template: ChatTemplate
-    tokenizer: Tokenizer
-    stop_ids: frozenset[int]
-    context: int
-    max_tokens: int
-    """Most tokens of one reply, whatever a device asks for."""
-    worker: Worker
-    clock: Callable[[], float]
-
-    @property
-    def longest_turn(self) -> int:
-        """Most tokens of a turn in a conversation without a system text."""
-        template = self.template
-        overhead = len(template.opening("")) + len(template.reply_opening) + MIN_REPLY
-        return self.context - overhead
 
 
 class Conversation:
@@ -62,6 +36,7 @@ class Conversation:
 
     Raises:
         ContextLengthError: the system text leaves no room.
+        ConfigError: the JSON schema cannot be followed.
     """
 
     def __init__(
@@ -136,6 +111,8 @@ class Conversation:
                 f"the system text and its template take {len(self._opening)} tokens of a context "
                 f"of {self._voice.context}: shorten it"
             )
+        schema = self.stream.body.schema
+        self._matcher = self._voice.grammar.compile(schema) if schema else None
 
     def _revised(self) -> None:
         user = self.stream.log.ids
@@ -254,11 +231,15 @@ class Conversation:
     def _speak(self, prompt: list[int], most: int, deadline: float) -> None:
         """Have the engine reply behind `prompt`."""
         self._tell(prompt)
+        constraint = None
+        if self._matcher is not None:
+            constraint = self._voice.grammar.constraint(self._matcher, self.stream.reply)
         generation = Generation(
             self.stream.body.sampling,
             most,
             self._voice.stop_ids,
             lambda token, why: self._drawn(generation, token, why),
+            constraint,
             produced=len(self.stream.reply),
         )
         self._generation = generation

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from cloud.conversation import Voice
 from cloud.engine.blocks import BlockPool
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.engine import BatchRunner, Engine
@@ -21,7 +20,9 @@ from cloud.engine.model import Model, Precision, build_model
 from cloud.engine.runner import Runner
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
+from cloud.grammar import Grammar
 from cloud.template import ChatTemplate
+from cloud.voice import Voice
 from cloud.worker import Worker
 from shared.errors import ConfigError, ModelError
 from shared.models import model_path
@@ -111,6 +112,9 @@ def make_voice(brain: Brain, worker: Worker, max_tokens: int) -> Voice:
     return Voice(
         brain.template,
         brain.tokenizer,
+        Grammar(
+            brain.tokenizer, min(brain.checkpoint.stop_ids, default=brain.tokenizer.header.eos)
+        ),
         brain.checkpoint.stop_ids,
         brain.context,
         max_tokens,

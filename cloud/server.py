@@ -149,10 +149,6 @@ class Decoder:
             ContextLengthError, ModelError: it cannot be served as asked.
         """
         body = stream.body
-        if body.schema:
-            raise ConfigError(
-                "a JSON schema was asked for; this decoder does not constrain replies"
-            )
         if body.adapter:
             raise ModelError(f"adapter {body.adapter!r} is not loaded here")
         if len(self._entries) >= MAX_CONVERSATIONS:

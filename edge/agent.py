@@ -2,14 +2,16 @@
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
 from edge.link import Link, open_transport
 from edge.talk import Talk
@@ -90,7 +92,7 @@ class Agent:
         deadline: float = 0.0,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-        schema: str = "",
+        schema: str | Mapping[str, Any] = "",
     ) -> AsyncGenerator[Talk, None]:
         """Hold a conversation; leaving the block says goodbye, and the decoder forgets it.
 
@@ -100,7 +102,7 @@ class Agent:
             deadline: seconds from the end of a turn to the end of its reply; 0: none.
             sampling: how tokens are drawn; greedy by default.
             stop: strings that end a reply.
-            schema: a JSON schema that replies must follow.
+            schema: a JSON schema, as text or as a mapping, that replies follow.
         """
         if max_tokens < 1 or deadline < 0:
             raise ConfigError(
@@ -114,7 +116,7 @@ class Agent:
             sampling or Sampling(),
             max_tokens,
             list(stop),
-            schema,
+            schema if isinstance(schema, str) else json.dumps(schema),
             deadline=deadline,
         )
         stream = self._session.open(body)

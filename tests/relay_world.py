@@ -26,11 +26,13 @@ from shared.session import (
     Opened,
     Outgoing,
     Reopened,
+    Revised,
 )
 from shared.session.cloud import greeting
 
 VOCABULARY = 1 << 30
 SHA = "c0" * 32
+ConversationEvent = Opened | Revised | Ended | Reopened | Cancelled | HistorySet
 DecodedTurn = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -119,19 +121,17 @@ class Decoder:
         if isinstance(event, Greeted):
             self._greet(session, event.hello)
             return
-        stream = session.streams.get(event.stream) if not isinstance(event, Closed) else None
-        if isinstance(event, Opened):
-            assert stream is not None
-            name = event.body.conversation
-            known = self.scribes.get(name)
-            if known is None or known.stream is not stream:
-                self.scribes[name] = Scribe(stream, self)
-        for name, scribe in list(self.scribes.items()):
-            if isinstance(event, Closed):
-                if name == event.conversation:
-                    del self.scribes[name]
-            elif scribe.stream is stream:
-                scribe.take(event)
+        if isinstance(event, Closed):
+            self.scribes.pop(event.conversation, None)
+            return
+        assert isinstance(event, ConversationEvent)
+        stream = session.streams[event.stream]
+        name = stream.body.conversation
+        scribe = self.scribes.get(name)
+        if scribe is None or scribe.stream is not stream:
+            assert isinstance(event, Opened)
+            scribe = self.scribes[name] = Scribe(stream, self)
+        scribe.take(event)
 
     def _greet(self, session: CloudSession, hello: HelloBody) -> None:
         body = WelcomeBody(

@@ -1,6 +1,7 @@
 """Agents and a decoder in one process, over loopback: conversations from end to end."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -9,12 +10,13 @@ from tempfile import mkdtemp
 
 import pytest
 
-from cloud.conversation import MIN_REPLY
 from cloud.server import Decoder
+from cloud.voice import MIN_REPLY
 from edge.agent import Agent
 from edge.link import Link
 from edge.talk import Talk
 from shared.errors import (
+    ConfigError,
     ContextLengthError,
     LocalProtocolError,
     ModelError,
@@ -373,5 +375,46 @@ def test_a_device_that_breaks_the_protocol_loses_its_own_connection_only() -> No
                 transport.send(garbage)
                 await asyncio.wait_for(closed.wait(), 2)
             assert await answer(talk, "hello")
+
+    in_world(test)
+
+
+CAR_COMMAND = {
+    "type": "object",
+    "properties": {
+        "device": {"enum": ["seat heating", "window", "navigation"]},
+        "level": {"type": "integer", "minimum": 0, "maximum": 3},
+    },
+    "required": ["device", "level"],
+    "additionalProperties": False,
+}
+
+
+def test_replies_follow_a_json_schema_also_after_the_link_broke() -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent:
+            async with agent.conversation(max_tokens=60, schema=CAR_COMMAND) as talk:
+                for text in ("It's cold", "Too warm now"):
+                    pieces = ""
+                    async for piece in talk.finish(text):
+                        if not pieces:
+                            world.transports[-1].close()
+                        pieces += piece
+                    command = json.loads(pieces)
+                    assert command["device"] in ("seat heating", "window", "navigation")
+                    assert 0 <= command["level"] <= 3
+                    assert talk.reply is not None
+                    assert talk.reply.reason == "stop"
+
+    in_world(test)
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_by_name() -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent:
+            for schema in ("{", '{"type": "unheard-of"}'):
+                async with agent.conversation(schema=schema) as talk:
+                    with pytest.raises(ConfigError, match="schema"):
+                        await answer(talk, "hello")
 
     in_world(test)

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from shared import frames
 from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.frames import codec
-from shared.wire import MAX_ID, MAX_VARINT, VARINT, put_varint, take_varint
+from shared.wire import (
+    BYTES,
+    CRC,
+    FLAG,
+    IDS,
+    MAX_ID,
+    MAX_VARINT,
+    TEXT,
+    VARINT,
+    put_varint,
+    take_varint,
+)
 
 GOLDEN = Path(__file__).with_name("golden_frames.json")
 SHA = "ab" * 32
@@ -94,12 +105,12 @@ ids = st.lists(st.integers(0, MAX_ID), max_size=40).map(tuple)
 texts = st.text(max_size=20)
 naturals = st.integers(0, (1 << 63) - 1)
 VALUES = {
-    codec.VARINT: varints,
-    codec.CRC: words,
-    codec.IDS: ids,
-    codec.TEXT: texts,
-    codec.BYTES: st.binary(max_size=64),
-    codec.FLAG: st.booleans(),
+    VARINT: varints,
+    CRC: words,
+    IDS: ids,
+    TEXT: texts,
+    BYTES: st.binary(max_size=64),
+    FLAG: st.booleans(),
 }
 helds = st.builds(
     frames.Held, naturals, naturals, words, naturals, words, st.booleans(), naturals, naturals
@@ -246,8 +257,8 @@ class Later(frames.Frame, frozen=True):
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = (codec.Field("turn", VARINT), codec.Field("colour", VARINT, since=1))
-    monkeypatch.setitem(codec.FIELDS, Later, fields)
-    monkeypatch.setitem(codec._KINDS, Later.kind, Later)
+    monkeypatch.setattr(codec, "FIELDS", {**codec.FIELDS, Later: fields})
+    monkeypatch.setattr(codec, "_KINDS", {**codec._KINDS, Later.kind: Later})
 
 
 @pytest.mark.usefixtures("later")

@@ -1,6 +1,6 @@
 """The decoder's end alone: what it applies, what it asks for again, and whom it refuses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -348,6 +348,7 @@ def test_a_reply_can_be_extended_and_finished_only_while_it_is_due() -> None:
         stream.extend_reply([1])
     hear(session, end(2, []))
     stream.finish("stop")
+    call: Callable[[], object]
     for call in (lambda: stream.extend_reply([1]), lambda: stream.finish("stop")):
         with pytest.raises(LocalProtocolError, match=r"turn 0 is complete \(stop\)"):
             call()

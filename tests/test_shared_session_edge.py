@@ -1,6 +1,7 @@
 """The edge's end alone: what it sends when, and what it takes from a decoder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -47,12 +48,12 @@ def hear(session: EdgeSession, frame: Frame, now: float = T) -> list[Event]:
     return session.receive(frames.encode(frame), now)
 
 
-def welcome(session: EdgeSession, now: float = T, **changes: object) -> list[Event]:
+def welcome(session: EdgeSession, now: float = T, **changes: Any) -> list[Event]:
     """Connect `session` and answer its HELLO."""
     session.connect(now)
     (hello,) = sent(session)
     assert isinstance(hello, frames.Hello)
-    body: dict[str, object] = {
+    body: dict[str, Any] = {
         "decoder": "d",
         "boot": "b1",
         "epoch": hello.body.epoch + 1,
@@ -64,16 +65,16 @@ def welcome(session: EdgeSession, now: float = T, **changes: object) -> list[Eve
         "vocabulary": 100,
         "context": 50,
     }
-    answer = WelcomeBody(**(body | changes))  # type: ignore[arg-type] # the test's own fields
+    answer = WelcomeBody(**(body | changes))
     return hear(session, frames.Welcome(0, answer.epoch, answer), now)
 
 
-def begin(**changes: object) -> tuple[EdgeSession, EdgeStream]:
+def begin(**changes: Any) -> tuple[EdgeSession, EdgeStream]:
     """Return a connected session with one stream whose OPEN is on the wire and confirmed."""
     session = EdgeSession(HelloBody("car", "b0"))
     welcome(session, **changes)
     stream = session.open(OpenBody("c"))
-    hear(session, frames.Ack(1, 1, seq=1, credit=int(str(changes.get("credit", 64))), load=0))
+    hear(session, frames.Ack(1, 1, seq=1, credit=changes.get("credit", 64), load=0))
     assert [type(frame) for frame in sent(session)] == [frames.Open]
     return session, stream
 
@@ -146,12 +147,12 @@ def test_without_a_connection_no_welcome_counts() -> None:
     ],
 )
 def test_a_mismatch_ends_the_connection_for_good_and_names_both(
-    hello: dict[str, str],
-    changes: dict[str, str],
+    hello: dict[str, Any],
+    changes: dict[str, Any],
     error: type[DeltarelayError],
     names: Sequence[str],
 ) -> None:
-    session = EdgeSession(HelloBody("car", "b0", **hello))  # type: ignore[arg-type] # strings only
+    session = EdgeSession(HelloBody("car", "b0", **hello))
     (event,) = welcome(session, **changes)
     assert isinstance(event, Disconnected)
     assert isinstance(event.error, error)
@@ -365,6 +366,7 @@ def test_what_is_no_token_id_is_refused_before_anything_changes(
 
 def test_a_turn_ends_once_and_only_an_ended_one_can_be_cut_or_taken_back() -> None:
     _, stream = begin()
+    call: Callable[[], object]
     for call in (lambda: stream.cancel(0), stream.reopen):
         with pytest.raises(LocalProtocolError, match="turn 0 has n"):
             call()

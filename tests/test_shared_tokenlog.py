@@ -30,7 +30,7 @@ def test_it_is_a_list_whose_crc_is_known_at_every_length(
             log.commit(run)
             ids += run
         elif what == "tail":
-            log.tail = run  # type: ignore[assignment] # the setter takes any iterable
+            log.tail = run
             tail = run
         else:
             to = len(run) * len(ids) // 12

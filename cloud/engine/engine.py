@@ -133,6 +133,8 @@ class Engine:
             sequence.generation = None
             return Drawn(generation, token, Reason.STOP)
         sequence.ids.append(token)
+        if generation.constraint is not None:
+            generation.constraint.advance((token,))
         generation.produced += 1
         if generation.produced >= generation.max_tokens:
             sequence.generation = None

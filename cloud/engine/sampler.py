@@ -14,8 +14,12 @@ class Sampler:
         if seed is not None:
             self._generator.manual_seed(seed)
 
+    @torch.inference_mode()
     def draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         """Return a token per row of `logits` (rows, vocabulary); row i is of `sequences[i]`."""
+        for row, sequence in enumerate(sequences):
+            if sequence.generation is not None and sequence.generation.constraint is not None:
+                sequence.generation.constraint.mask(logits[row])
         tokens: list[int] = logits.argmax(-1).tolist()
         for row, sequence in enumerate(sequences):
             generation = sequence.generation

@@ -1,12 +1,16 @@
 """A sequence: token ids, how much of them is cached, and what is wanted of it. No torch, no I/O."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
 
 from shared.frames import Sampling
 from shared.tokenlog import common_prefix
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Lane(IntEnum):
@@ -14,6 +18,18 @@ class Lane(IntEnum):
 
     LIVE = 0  # words that are being spoken, turns that have ended
     BULK = 1  # history, re-prefilling, one-shot prompts
+
+
+class Constraint(Protocol):
+    """Restricts what a reply may be, token by token."""
+
+    def mask(self, logits: "torch.Tensor") -> None:
+        """Forbid, in place, every token that cannot come next: logits (vocabulary,)."""
+        ...
+
+    def advance(self, tokens: Iterable[int]) -> None:
+        """Take tokens that were drawn."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +42,7 @@ class Generation:
     deliver: Callable[[int, str], None]
     """Takes every token drawn and, with the last, why the reply ends. Not for the engine to call.
     """
+    constraint: Constraint | None = None
     produced: int = 0
     """Ids of this reply so far, counting those it began with."""
 

@@ -45,7 +45,7 @@ def greet(transport: Transport) -> None:
     transport.send(b"from the other process")
 
 
-async def live(role: str, where: str, fleet: str) -> None:
+async def live(role: str, where: str, fleet: str = "") -> None:
     """Play `role` until killed."""
     if where.startswith("mqtt"):
         broker = parse_broker(where)
@@ -62,4 +62,4 @@ async def live(role: str, where: str, fleet: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(live(*sys.argv[1:3], (sys.argv[3:] or [""])[0]))
+    asyncio.run(live(*sys.argv[1:]))

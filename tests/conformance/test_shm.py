@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import CapacityError, LinkError, RemoteProtocolError
-from shared.transport import segment as segment_module
 from shared.transport import shm as shm_module
+from shared.transport.handover import receive_descriptors, send_descriptors
 from shared.transport.ring import SLOTS, Ring, ring_bytes
 from shared.transport.segment import SIZE, Descriptors, Segment, create_descriptors
 from shared.transport.shm import ShmListener, ShmTransport, connect_shm
@@ -358,7 +358,7 @@ def test_a_full_dev_shm_is_told_and_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(segment_module.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CapacityError, match="No space left on device; free space in /dev/shm"):
         create_descriptors(sealed=sealed)
 
@@ -407,10 +407,10 @@ def test_descriptors_that_do_not_fit_are_reported_and_none_is_kept(path: Path, r
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with control, other:
         mine = create_descriptors(sealed=False)
-        shm_module.send_descriptors(other, mine, sealed=False)
+        send_descriptors(other, mine, sealed=False)
         missing = pytest.raises(RemoteProtocolError, match=f"{room} of 3 descriptors arrived")
         with descriptors_left(room), missing:
-            shm_module.receive_descriptors(control)
+            receive_descriptors(control)
         mine.close()
 
 
@@ -529,7 +529,7 @@ def test_words_on_the_control_socket_end_the_connection(path: Path) -> None:
                 end = await waiting.next()
                 client.send(b"GET /")
                 assert "b'GET /' on the control socket" in str(await end.ended())
-                shm_module.receive_descriptors(client)[0].close()
+                receive_descriptors(client)[0].close()
 
     run(test)
 
