@@ -11,6 +11,9 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from shared.errors import ConfigError
 from shared.tokenizer import Tokenizer
 
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to space a text: a model cannot lose itself, or its budget, in white space."""
+
 
 class JsonConstraint:
     """One reply's way through a grammar. Used by the engine's thread alone once the reply began."""
@@ -57,7 +60,7 @@ class Grammar:
             ConfigError: it is no JSON schema, or asks for what is not supported.
         """
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema)
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
         except ValueError as error:
             raise ConfigError(f"schema: not valid JSON: {error}") from None
         matcher = LLMatcher(self._library, grammar)

@@ -393,7 +393,7 @@ CAR_COMMAND = {
 def test_replies_follow_a_json_schema_also_after_the_link_broke() -> None:
     async def test(world: World) -> None:
         async with world.agent() as agent:
-            async with agent.conversation(max_tokens=60, schema=CAR_COMMAND) as talk:
+            async with agent.conversation(max_tokens=300, schema=CAR_COMMAND) as talk:
                 for text in ("It's cold", "Too warm now"):
                     pieces = ""
                     async for piece in talk.finish(text):

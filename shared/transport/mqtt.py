@@ -2,12 +2,13 @@
 
     dr/v1/{fleet}/{decoder}/{device}/up     frames to a decoder
     dr/v1/{fleet}/{device}/down             frames to a device
-    dr/v1/{fleet}/{decoder or device}/state retained while its owner is connected
+    dr/v1/{fleet}/{decoder}/state           retained while the decoder is connected
+    dr/v1/{fleet}/{device}/presence         an empty message when the device leaves
 
 A device picks one of the decoders that announce themselves by rendezvous hashing, so that it finds
-the same one again and a fleet spreads evenly. However an owner of a state leaves, its last will
-clears it: then the connections with it are over. A decoder hangs up on one device by an empty
-message.
+the same one again and a fleet spreads evenly. However a decoder leaves, its last will clears its
+state, and however a device leaves, its last will says so: then the connections with it are over. A
+decoder hangs up on one device by an empty message. A device hears of no other device.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The retained announcement of a decoder or a device."""
+    """The retained announcement of a decoder."""
 
     role: str
     boot: str = ""
@@ -74,7 +75,7 @@ class _DeviceLink:
         self.client = MqttClient(
             broker,
             f"dr-{fleet}-{device}",
-            will_topic=f"{self._root}/{device}/state",
+            will_topic=f"{self._root}/{device}/presence",
             on_message=self._message,
             on_lost=self._lost,
         )
@@ -88,7 +89,6 @@ class _DeviceLink:
         except BaseException:
             client.close()
             raise
-        client.publish_state(f"{root}/{self._device}/state", msgspec.json.encode(State("device")))
         up = f"{root}/{self._decoder}/{self._device}/up"
 
         def publish(payload: bytes, *, provisional: bool) -> None:
@@ -229,7 +229,7 @@ class MqttListener:
         await client.connect()
         self._client = client
         try:
-            await client.subscribe([f"{root}/{decoder}/+/up", f"{root}/+/state"])
+            await client.subscribe([f"{root}/{decoder}/+/up", f"{root}/+/presence"])
         except LinkError:
             client.close()
             raise
@@ -250,7 +250,7 @@ class MqttListener:
         levels = topic.split("/")
         device = levels[-2]
         transport = self._devices.get(device)
-        if levels[-1] == "state":
+        if levels[-1] == "presence":
             if transport is not None and not payload:
                 transport.end(LinkError(f"{transport.name}: the device left"))
             return

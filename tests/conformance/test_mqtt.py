@@ -233,6 +233,29 @@ def test_a_decoder_hangs_up_on_one_device_only(broker: Broker, fleet: str) -> No
     run(test)
 
 
+def test_a_device_hears_nothing_of_other_devices(broker: Broker, fleet: str) -> None:
+    async def test() -> None:
+        heard: list[str] = []
+        async with listening(decoder(broker, fleet)):
+            async with device(broker, fleet, "nosy"):
+                nosy = MqttClient(
+                    broker,
+                    f"eavesdropper-{fleet}",  # subscribes as a device does
+                    will_topic=f"dr/v1/{fleet}/nosy2/presence",
+                    on_message=lambda topic, payload: heard.append(topic),
+                    on_lost=lambda why: None,
+                )
+                await nosy.connect()
+                await nosy.subscribe([f"dr/v1/{fleet}/nosy/down", f"dr/v1/{fleet}/+/state"])
+                async with device(broker, fleet, "private"):
+                    pass
+                await asyncio.sleep(0.1)
+                nosy.close()
+        assert heard == [f"dr/v1/{fleet}/d1/state"]
+
+    run(test)
+
+
 # --- brokers that go away
 
 
