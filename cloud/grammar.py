@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,7 +12,14 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from shared.errors import ConfigError
 from shared.tokenizer import Tokenizer
 
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_COMPACT: "JsonCompileOptions" = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 """One way to space a text: a model cannot lose itself, or its budget, in white space."""
 
 

@@ -30,6 +30,9 @@ class Codec(NamedTuple):
 
 def put_varint(out: bytearray, value: int) -> None:
     """Append `value` as LEB128 (unsigned, at most 64 bits)."""
+    if 0 <= value <= 0x7F:
+        out.append(value)
+        return
     if not 0 <= value <= MAX_VARINT:
         raise ValueError(f"varint {value} is outside 0..2^64-1")
     while value > 0x7F:
@@ -40,6 +43,8 @@ def put_varint(out: bytearray, value: int) -> None:
 
 def take_varint(data: bytes, at: int) -> tuple[int, int]:
     """Read a LEB128 at `at`; return it and the offset behind it."""
+    if at < len(data) and (byte := data[at]) < 0x80:
+        return byte, at + 1
     value = shift = 0
     while True:
         if at >= len(data):

@@ -25,6 +25,8 @@ from simulations.vehicle import LONG_TURN
 
 MODEL = "smollm2-135m-instruct"
 RUNS = Path("runs/demo")
+NUM_DIALOGUES = 8
+"""How many of our dialogues are held: they fill most of a minute."""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class Row:
 def demo(arguments: Sequence[str]) -> int:
     """Run the demo."""
     ask = parser("demo", "A decoder and four vehicles on this machine.", reports=True)
-    ask.add_argument("--pace", type=float, default=4.5, help="typing speed, times a person's")
+    ask.add_argument("--pace", type=float, default=6.0, help="typing speed, times a person's")
     options = ask.parse_args(arguments)
     start_logging(options.log_level)
     console = Console(stderr=options.json)
@@ -87,7 +89,7 @@ async def _demo(console: Console, pace: float) -> dict[str, Any]:
     with open_broker() as broker:
         mqtt = f"mqtt://{broker.host}:{broker.port}"
         console.print(f"broker: {broker.name} at {mqtt}; decoder: loading {MODEL} ...")
-        async with open_decoder(MODEL, listen=[mqtt]) as decoder:
+        async with open_decoder(MODEL, listen=[mqtt], changes=["threads=1"]) as decoder:
             rows = _fleet()
             links = {"shm": decoder.address, "mqtt": mqtt}
             await _run_fleet(console, rows, links, pace)
@@ -109,7 +111,7 @@ def _fleet() -> list[Row]:
     load = dict.fromkeys(range(4), 0)
     load[1] = 250  # it speaks first
     share: dict[int, list[str]] = {n: [] for n in range(4)}
-    dialogues = load_dialogues()
+    dialogues = load_dialogues()[:NUM_DIALOGUES]
     sizes = {
         d.id: sum(len(t.text) * (3 if d.language == "ja" else 1) for t in d.turns)
         for d in dialogues
@@ -130,7 +132,7 @@ async def _run_fleet(console: Console, rows: list[Row], links: dict[str, str], p
         await _start(row, links[row.link], pace, speak=n == 1) for n, row in enumerate(rows)
     ]
     ready = asyncio.Barrier(len(vehicles))
-    with Live(_table(rows), console=console, refresh_per_second=12) as live:
+    with Live(_table(rows), console=console, refresh_per_second=6) as live:
         watcher = asyncio.create_task(_redraw(live, rows), name="table")
         try:
             following = (_follow(row, v, ready) for row, v in zip(rows, vehicles, strict=True))
@@ -177,31 +179,26 @@ async def _follow(row: Row, vehicle: asyncio.subprocess.Process, ready: asyncio.
 async def _redraw(live: Live, rows: list[Row]) -> None:
     while True:
         live.update(_table(rows))
-        await asyncio.sleep(0.08)
+        await asyncio.sleep(0.15)
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(
-        title="deltarelay: words are relayed while they grow", expand=True, title_style="bold"
-    )
-    for name, width in (("vehicle", 10), ("link", 4), ("turns", 6)):
-        table.add_column(name, width=width, no_wrap=True)
-    table.add_column("the driver says / the reply", ratio=1)
-    for name, width in (("relayed", 8), ("taken back", 10), ("first token", 11), ("whole", 9)):
-        table.add_column(name, width=width, justify="right", no_wrap=True)
+    title = "deltarelay: words are relayed while they grow"
+    table = Table(title=title, expand=True, title_style="bold", show_lines=True)
+    table.add_column("vehicle", width=10, no_wrap=True)
+    table.add_column("the driver says, the decoder replies", ratio=1)
+    table.add_column("tokens", width=9, justify="right", no_wrap=True)
+    table.add_column("first token", width=11, justify="right", no_wrap=True)
     for row in rows:
         last = row.turns[-1] if row.turns else None
-        words = Text(_end(row.text, 150), style="white")
-        words.append(f"\n{_end(row.reply, 150) or ' '}", style="cyan")
+        words = Text(_end(row.text, 90), style="default")
+        words.append(f"\n{_end(row.reply, 90) or ' '}", style="cyan")
+        times = f"{last['relayed_ms']:.0f} ms\nwhole {last['whole_ms']:.0f}" if last else ""
         table.add_row(
-            row.device,
-            row.link,
-            f"{len(row.turns)}/{row.num_turns}",
+            f"{row.device}\n{row.link} {len(row.turns)}/{row.num_turns}",
             words,
-            f"{row.committed}+{row.tail}",
-            str(row.taken_back),
-            f"{last['relayed_ms']:.1f} ms" if last else "",
-            f"{last['whole_ms']:.1f} ms" if last else "",
+            f"{row.committed}+{row.tail}\n{row.taken_back} back",
+            times,
         )
     return table
 

@@ -28,7 +28,7 @@ class Plan:
     tables: torch.Tensor  # (spans, most blocks of a span) int32, padded with 0
     row_span: torch.Tensor  # (rows,) int32
     row_context: torch.Tensor  # (rows,) int32: keys each row sees
-    seen: torch.Tensor  # (longest context,) int32: 0, 1, 2, ...
+    masks: tuple[torch.Tensor | None, ...]  # per span (count, context): keys each row may see
     spans: tuple[Span, ...]
     sampled: torch.Tensor  # (sampled spans,) the rows that logits are wanted of
 
@@ -63,7 +63,14 @@ def plan_batch(batch: Batch, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
         torch.tensor(tables, dtype=torch.int32, device=device),
         torch.tensor(row_span, dtype=torch.int32, device=device),
         (where + 1).int(),
-        torch.arange(max(span.context for span in spans), dtype=torch.int32, device=device),
+        tuple(_mask(span, device) for span in spans),
         tuple(spans),
         torch.tensor(sampled, dtype=torch.int64, device=device),
     )
+
+
+def _mask(span: Span, device: torch.device) -> torch.Tensor | None:
+    if span.count == 1:
+        return None  # the last token sees everything
+    last = torch.arange(span.context - span.count, span.context, device=device)
+    return torch.arange(span.context, device=device) <= last.unsqueeze(1)

@@ -139,19 +139,18 @@ def crossings(
             the most.
         inner: values in a row.
     """
-    num_forms = len(layers[0])
-    if num_forms == 1:
-        return ()
-    best: list[int] = []
+    racing = range(len(layers[0]))
+    best: dict[int, int] = {}
     for rows in ROWS:
+        if len(racing) == 1:
+            break
         x = torch.randn(rows, inner)
-        times = [_time([forms[i] for forms in layers], x, clock) for i in range(num_forms)]
-        best.append(min(range(num_forms), key=times.__getitem__))
-    bounds: list[int] = []
-    for i in range(num_forms - 1):
-        wins = [rows for rows, b in zip(ROWS, best, strict=True) if b <= i]
-        bounds.append(max(wins, default=0))
-    return tuple(bounds)
+        times = {i: _time([forms[i] for forms in layers], x, clock) for i in racing}
+        best[rows] = min(times, key=times.__getitem__)
+        # a form with more weight bytes loses less with every row: who falls far behind is out
+        racing = range(min(i for i in racing if times[i] < 2 * times[best[rows]]), racing.stop)
+    last = len(layers[0]) - 1
+    return tuple(max((rows for rows, b in best.items() if b <= i), default=0) for i in range(last))
 
 
 def _time(forms: Sequence[Linear], x: torch.Tensor, clock: Callable[[], float]) -> float:

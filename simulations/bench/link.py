@@ -15,10 +15,12 @@ from edge.tokenizer import StreamingEncoder
 from shared.channel import Channel
 from shared.commands import progress
 from shared.errors import LinkError
-from shared.frames import HelloBody, OpenBody, WelcomeBody
+from shared.frames import HelloBody, OpenBody
 from shared.models import model_path
-from shared.session import Connected, EdgeSession, Event
+from shared.session import CloudSession, Connected, EdgeSession, Event, Greeted
+from shared.session.cloud import greeting
 from shared.tokenizer import Tokenizer, load_tokenizer
+from simulations.bench.receiver import allow_all, nobody
 from simulations.bench.show import spread
 from simulations.broker import open_broker
 from simulations.dialogues import load_dialogues
@@ -26,7 +28,7 @@ from simulations.report import mqtt_bytes
 from simulations.typist import Update, type_text
 
 NUM_FRAMES = 1000
-GAP = 0.004
+GAP = 0.002
 """Seconds between two frames: processors go idle in between, as while somebody types."""
 
 
@@ -128,27 +130,44 @@ def _as_json(text: str) -> bytes:
 
 def relayed_frames(tokenizer: Tokenizer, updates: Sequence[Update]) -> tuple[int, int]:
     """Return bytes and number of the frames that one turn sends up, in simulated time."""
-    session = EdgeSession(HelloBody("bench", "bench"))
-    session.connect(0.0)
-    session.take_outgoing()
-    welcome = WelcomeBody("d", "b", 1, "", "", "", "", vocabulary=1 << 20, credit=1 << 20)
-    from shared import frames
-
-    session.receive(frames.encode(frames.Welcome(0, 1, welcome)), 0.0)
-    stream = session.open(OpenBody("bench"))
-    session.poll(0.0)
-    session.take_outgoing()
+    pair = Pair()
+    stream = pair.edge.open(OpenBody("bench"))
+    pair.exchange(0.0)
     encoder = StreamingEncoder(tokenizer)
-    sizes: list[int] = []
+    pair.sizes.clear()
     for update in updates:
-        while (due := session.timer()) is not None and due <= update.at:
-            session.poll(due)
-            sizes += [len(o.data) for o in session.take_outgoing()]
+        while (due := pair.edge.timer()) is not None and due <= update.at:
+            pair.exchange(due)
         revision = encoder.revise(update.text, update.stable or None)
         urgent = stream.revise(revision.keep, revision.ids, revision.tail)
-        session.touch(stream, update.at, urgent=urgent)
-        session.poll(update.at)
-        sizes += [len(o.data) for o in session.take_outgoing()]
+        pair.edge.touch(stream, update.at, urgent=urgent)
+        pair.exchange(update.at)
     stream.end()
-    sizes += [len(o.data) for o in session.take_outgoing()]
-    return sum(sizes), len(sizes)
+    pair.exchange(updates[-1].at)
+    return sum(pair.sizes), len(pair.sizes)
+
+
+class Pair:
+    """An edge and a decoder without a link between them: frames arrive at once."""
+
+    def __init__(self) -> None:
+        self.edge = EdgeSession(HelloBody("bench", "bench"))
+        self._cloud = CloudSession(allow_all)
+        self.sizes: list[int] = []
+        """Bytes of every frame that went up."""
+        self.edge.connect(0.0)
+        self.exchange(0.0)
+
+    def exchange(self, now: float) -> None:
+        """Let both ends run what is due, and hand over frames until neither has one."""
+        self.edge.poll(now)
+        self._cloud.poll(now)
+        while up := self.edge.take_outgoing():
+            self.sizes += [len(out.data) for out in up]
+            for out in up:
+                for event in self._cloud.receive(out.data, now):
+                    if isinstance(event, Greeted):
+                        self._cloud.welcome(greeting(event.hello, nobody(), 0), {})
+            for out in self._cloud.take_outgoing():
+                self.edge.receive(out.data, now)
+            self.edge.poll(now)

@@ -17,8 +17,13 @@ from shared.transport.mqtt_client import parse_broker
 from shared.transport.shm import ShmListener
 
 
-def _allow(ids: Sequence[int], *, reply: bool = False) -> None:
+def allow_all(ids: Sequence[int], *, reply: bool = False) -> None:
     """Every id is welcome here."""
+
+
+def nobody() -> WelcomeBody:
+    """Return the welcome of a decoder that serves nothing."""
+    return WelcomeBody("bench", "bench", 0, "", "", "", "", vocabulary=1 << 20)
 
 
 async def receive(address: str, count: int) -> None:
@@ -27,14 +32,13 @@ async def receive(address: str, count: int) -> None:
     done = asyncio.Event()
 
     def connect(transport: Transport) -> None:
-        session = CloudSession(_allow)
+        session = CloudSession(allow_all)
 
         def on_events(events: Sequence[Event]) -> None:
             for event in events:
                 match event:
                     case Greeted(hello):
-                        body = WelcomeBody("bench", "bench", 0, "", "", "", "", vocabulary=1 << 20)
-                        session.welcome(greeting(hello, body, 0), {})
+                        session.welcome(greeting(hello, nobody(), 0), {})
                     case Revised():
                         arrived.append(time.monotonic())
                     case _:

@@ -9,11 +9,11 @@ shift, narrowing rounds to nearest even.
 import numba
 import numpy as np
 import torch
+import torch.nn.functional as nnf
 from numpy.typing import NDArray
 
 from cloud.engine.cache import KVCache
-from cloud.engine.kernels.reference import attend_span
-from cloud.engine.plan import Plan
+from cloud.engine.plan import Plan, Span
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
@@ -173,6 +173,17 @@ def _attend(
                     out[row, head * group + g, i] = total[g, i] / mass[g]
 
 
+@numba.njit(fastmath=True, nogil=True, cache=True)
+def _gather(part: Bits, table: NDArray[np.int32], context: int, out: Floats) -> None:
+    """Widen the blocks of one sequence into out (kv_heads, context, head_dim)."""
+    block, kv_heads, dim = part.shape[1], part.shape[2], part.shape[3]
+    for p in range(context):
+        here, offset = table[p // block], p % block
+        for head in range(kv_heads):
+            for i in range(dim):
+                out[head, p, i] = _widen(part[here, offset, head, i])
+
+
 class CompiledKernels:
     """On the CPU, with a bfloat16 cache."""
 
@@ -207,7 +218,7 @@ class CompiledKernels:
             span = numbered[1]
             if span.count > SHORT:
                 short[span.row : span.row + span.count] = False
-                attend_span(layer, q, cache, plan, numbered, out)
+                self._attend_span(cache.raw(layer), q, plan, numbered, out)
         if short.any():
             keys, values = cache.raw(layer)
             _attend(
@@ -221,6 +232,33 @@ class CompiledKernels:
                 out.numpy(),
             )
         return out.flatten(1)
+
+    def _attend_span(
+        self,
+        raw: tuple[Bits, Bits],
+        q: torch.Tensor,
+        plan: Plan,
+        numbered: tuple[int, Span],
+        out: torch.Tensor,
+    ) -> None:
+        """Attend the rows of one span, the query heads of a group folded into rows."""
+        number, span = numbered
+        kv_heads, dim = raw[0].shape[2:]
+        group = q.shape[1] // kv_heads
+        keys, values = (torch.empty(1, kv_heads, span.context, dim) for _ in range(2))
+        for part, wide in zip(raw, (keys, values), strict=True):
+            _gather(part, plan.tables[number].numpy(), span.context, wide[0].numpy())
+        rows = slice(span.row, span.row + span.count)
+        folded = q[rows].view(span.count, kv_heads, group, dim).permute(1, 0, 2, 3)
+        mask = plan.masks[number]
+        attended = nnf.scaled_dot_product_attention(
+            folded.reshape(1, kv_heads, span.count * group, dim),
+            keys,
+            values,
+            attn_mask=None if mask is None else mask.repeat_interleave(group, 0),
+        )
+        unfolded = attended.view(kv_heads, span.count, group, dim).permute(1, 0, 2, 3)
+        out[rows] = unfolded.reshape(span.count, -1, dim)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """SwiGLU."""

@@ -58,14 +58,11 @@ def attend_span(
         for part in (cache.keys, cache.values)
     )  # (kv_heads, context, head_dim)
     rows = slice(span.row, span.row + span.count)
-    mask = None
-    if span.count > 1:
-        mask = plan.seen[: span.context] < plan.row_context[rows].unsqueeze(1)
     attended = nnf.scaled_dot_product_attention(
         q[rows].transpose(0, 1).unsqueeze(0),
         keys.unsqueeze(0),
         values.unsqueeze(0),
-        attn_mask=mask,
+        attn_mask=plan.masks[number],
         enable_gqa=True,
     )
     out[rows] = attended.squeeze(0).transpose(0, 1)
