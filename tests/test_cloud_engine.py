@@ -220,7 +220,7 @@ def test_a_first_token_that_is_a_stop_ends_the_reply_with_no_tokens_while_others
 def test_an_append_computes_no_logits() -> None:
     made = brain("fast")
     heads: list[int] = []
-    model = made.engine._runner._model  # type: ignore[attr-defined]
+    model = made.engine.runner._model  # type: ignore[attr-defined]
     head = model.head
     object.__setattr__(model, "head", lambda x: heads.append(len(x)) or head(x))
     sequence = made.engine.add()

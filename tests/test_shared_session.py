@@ -81,7 +81,7 @@ def act(world: World, stream: EdgeStream, what: str, rng: Random) -> None:
         stream.end()
     elif stream.ended and what == "cancel":
         stream.cancel(rng.randint(0, len(stream.reply.ids)))
-    elif stream.ended and what == "reopen" and not stream.reply.ids:
+    elif stream.ended and what == "reopen":
         stream.reopen()
 
 

@@ -426,12 +426,22 @@ def test_reply_ids_arrive_once_in_order_and_a_gap_is_asked_for_once() -> None:
     assert stream.turns[0].reply_ids == tuple(range(10, 17))
 
 
-def test_reply_tokens_once_shown_end_the_chance_to_take_the_end_back() -> None:
+def test_an_end_taken_back_voids_the_reply_tokens_that_arrived_and_those_under_way() -> None:
     session, stream = begin()
     stream.end()
     hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=0, ids=(1, 2)))
-    with pytest.raises(LocalProtocolError, match="being answered"):
-        stream.reopen()
+    stream.reopen()
+    assert (stream.reply.ids, stream.attempt) == ([], 1)
+    stream.end()
+    assert hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=2, ids=(3,))) == []
+    fresh = frames.Tokens(1, 1, turn=0, attempt=1, index=0, ids=(9,))
+    assert hear(session, fresh) == [Replied(1, (9,))]
+
+
+def test_a_reply_is_cut_at_what_was_heard_of_it() -> None:
+    session, stream = begin()
+    stream.end()
+    hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=0, ids=(1, 2)))
     with pytest.raises(LocalProtocolError, match=r"heard 3: 0\.\.2"):
         stream.cancel(3)
     turn = stream.cancel(1)

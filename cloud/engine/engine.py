@@ -54,7 +54,7 @@ class Engine:
         sampler: Sampler,
         clock: Callable[[], float],
     ) -> None:
-        self._runner, self._pool = runner, pool
+        self.runner, self._pool = runner, pool
         self._scheduler, self._sampler, self._clock = scheduler, sampler, clock
         self._sequences: dict[int, Sequence] = {}
         self._numbers = count()
@@ -109,7 +109,7 @@ class Engine:
         batch = self._scheduler.schedule(self._sequences.values(), started)
         if batch is None:
             return None
-        logits = self._runner.run(batch)
+        logits = self.runner.run(batch)
         drawn = self._commit(batch, logits)
         return StepResult(batch.num_tokens, self._clock() - started, drawn)
 

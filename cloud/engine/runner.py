@@ -13,12 +13,12 @@ class Runner:
     """The model, its cache and the kernels."""
 
     def __init__(self, model: Model, cache: KVCache, kernels: Kernels) -> None:
-        self._model, self._cache, self._kernels = model, cache, kernels
+        self._model, self._cache, self.kernels = model, cache, kernels
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
         """Return the logits behind every chunk that samples: (sampled chunks, vocabulary)."""
-        model, cache, kernels = self._model, self._cache, self._kernels
+        model, cache, kernels = self._model, self._cache, self.kernels
         heads, eps = model.config.heads, model.config.norm_eps
         plan = plan_batch(batch, model.cos, model.sin)
         x = model.embedding[plan.tokens]  # (rows, hidden)

@@ -107,13 +107,13 @@ class ConversationLog:
         return self.finish(Reason.CANCELLED)
 
     def reopen(self) -> None:
-        """Take the end of the current turn back, as long as no reply token has arrived."""
+        """Take the end of the current turn back; what arrived of its reply is void.
+
+        Whether anybody has seen that is for the owner to know: then it is `cancel` that is meant.
+        """
         if not self.ended or self.closed:
-            raise LocalProtocolError(f"turn {self.turn} has not ended")
-        if self.reply.ids:
-            raise LocalProtocolError(
-                f"turn {self.turn} is being answered: its end cannot be taken back, cancel it"
-            )
+            raise LocalProtocolError(f"turn {self.turn} has not ended, or its reply is complete")
+        self.reply = Reply()
         self.ended = False
         self.attempt += 1
 

@@ -53,7 +53,7 @@ class EdgeStream(ConversationLog):
         return turn
 
     def reopen(self) -> None:
-        """Take the end of the current turn back, as long as no reply token has arrived."""
+        """Take the end of the current turn back; what arrived of its reply is void."""
         super().reopen()
         if self._live:
             self._emit(frames.Reopen, turn=self.turn, attempt=self.attempt)

@@ -9,6 +9,7 @@ from edge.talk import Talk
 from shared.child import open_decoder
 from shared.commands import progress
 from shared.tokenizer import Tokenizer, decode
+from simulations.bench.append import NUM_APPENDS, append_growth
 from simulations.bench.show import spread
 from simulations.dialogues import load_dialogues
 
@@ -26,6 +27,8 @@ async def bench_relay(model: str, runs: int) -> dict[str, Any]:
     """Return engine step times, and times to first token by size of the turn."""
     progress("measuring the engine's own steps")
     result = await asyncio.to_thread(_engine_steps, model, runs)
+    progress(f"{NUM_APPENDS} appends of one token (a minute or two)")
+    result["append_growth"] = await asyncio.to_thread(append_growth, model)
     async with (
         open_decoder(model, changes=["max_tokens=4"]) as decoder,
         connect(decoder.address) as agent,
