@@ -20,16 +20,21 @@ from cloud.engine.model import Model, Precision, build_model
 from cloud.engine.runner import Runner
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
+from cloud.engine.sequence import Generation
 from cloud.grammar import Grammar
 from cloud.template import ChatTemplate
 from cloud.voice import Voice
 from cloud.worker import Worker
 from shared.errors import ConfigError, ModelError
+from shared.frames import Sampling
 from shared.models import model_path
 from shared.nn.checkpoint import Checkpoint, load_checkpoint
 from shared.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
+
+
+MIN_CONTEXT = 64
 
 
 class DecoderSettings(msgspec.Struct, frozen=True):
@@ -82,6 +87,8 @@ def load_brain(settings: DecoderSettings) -> Brain:
     checkpoint = load_checkpoint(model_path(settings.model))
     tokenizer = load_tokenizer(checkpoint.tokenizer)
     context = min(settings.context, checkpoint.config.context)
+    if context < MIN_CONTEXT:
+        raise ConfigError(f"context = {context}: at least {MIN_CONTEXT} tokens are needed")
     device = _device(settings.device)
     started = time.monotonic()
     model = build_model(checkpoint, settings.precision, device, context)
@@ -103,8 +110,20 @@ def load_brain(settings: DecoderSettings) -> Brain:
         Sampler(settings.seed),
         time.monotonic,
     )
+    _warm_up(engine)
     template = ChatTemplate(checkpoint.template, tokenizer, checkpoint.name)
     return Brain(checkpoint, tokenizer, template, engine, context, num_blocks)
+
+
+def _warm_up(engine: Engine) -> None:
+    """Run a few steps of the usual shapes, so that no driver waits for kernels to load."""
+    sequence = engine.add()
+    for count in (40, 4, 1):
+        engine.splice(sequence, len(sequence.ids), [0] * count)
+        generation = Generation(Sampling(), 1, frozenset(), lambda _token, _why: None)
+        engine.generate(sequence, generation, 0.0)
+        engine.step()
+    engine.remove(sequence)
 
 
 def make_voice(brain: Brain, worker: Worker, max_tokens: int) -> Voice:

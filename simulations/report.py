@@ -33,7 +33,8 @@ p.lead {{ color: #475569; margin-top: 0; }} img {{ max-width: 100%; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .86rem; }}
 th, td {{ text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #e2e8f0;
   vertical-align: top; }}
-td.n, th.n {{ text-align: right; white-space: nowrap; }} td.reply {{ color: {accent}; }}
+td:first-child, td.n, th.n {{ white-space: nowrap; }} td.n, th.n {{ text-align: right; }}
+td.reply {{ color: {accent}; }}
 </style></head><body>
 <h1>Only deltas cross the link</h1>
 <p class="lead">{vehicles} vehicles, one decoder, {turns} turns in {seconds} s on this machine.
@@ -109,7 +110,7 @@ def _draw_ttft(axes: Axes, turns: Sequence[dict[str, Any]]) -> None:
     ):
         axes.scatter(tokens, [t[key] for t in turns], s=26, color=colour, alpha=0.8, label=label)
     axes.set(xlabel="tokens of the turn", ylabel="ms to the first token", ylim=(0, None))
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
 
 
 def mqtt_bytes(payload: int, messages: int) -> int:
@@ -148,7 +149,7 @@ def _draw_timeline(axes: Axes, turns: Sequence[dict[str, Any]]) -> None:
     replies = [row[0] for row in turn["timeline"] if row[1] == "reply"]
     axes.plot(replies, [turn["tokens"]] * len(replies), "|", color="#1d4ed8", ms=12, label="reply")
     axes.set(xlabel="seconds since the first key", ylabel="tokens", ylim=(0, None))
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
 
 
 def _table(turns: Sequence[dict[str, Any]]) -> str:
