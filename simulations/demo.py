@@ -89,7 +89,7 @@ async def _demo(console: Console, pace: float) -> dict[str, Any]:
     with open_broker() as broker:
         mqtt = f"mqtt://{broker.host}:{broker.port}"
         console.print(f"broker: {broker.name} at {mqtt}; decoder: loading {MODEL} ...")
-        async with open_decoder(MODEL, listen=[mqtt], changes=["threads=1"]) as decoder:
+        async with open_decoder(MODEL, listen=[mqtt]) as decoder:
             rows = _fleet()
             links = {"shm": decoder.address, "mqtt": mqtt}
             await _run_fleet(console, rows, links, pace)
