@@ -74,34 +74,43 @@ def _source(options: argparse.Namespace) -> Source:
     return LineSource()
 
 
-async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: bool) -> int:
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    turns: list[dict[str, object]] = []
+class Reporter:
+    """Prints replies as they come, or keeps them for one JSON object at the end."""
 
-    def on_reply(text: str, reply: Reply) -> None:
-        first = (
-            None if reply.first_at is None else round((reply.first_at - reply.asked_at) * 1e3, 2)
-        )
-        turns.append(
-            {"text": text, "reply": reply.text, "reason": reply.reason, "first_token_ms": first}
-        )
-        if not as_json:
-            print(f"\n[{reply.reason}, first token after {first} ms]", flush=True)
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self.turns: list[dict[str, object]] = []
 
-    def on_piece(piece: str) -> None:
-        if not as_json:
+    def piece(self, piece: str) -> None:
+        """A piece of the reply."""
+        if not self._as_json:
             print(piece, end="", flush=True)
 
-    def on_error(error: TurnError) -> None:
+    def reply(self, text: str, reply: Reply) -> None:
+        """A reply is over."""
+        first = None
+        if reply.first_at is not None:
+            first = round((reply.first_at - reply.asked_at) * 1e3, 2)
+        self.turns.append(
+            {"text": text, "reply": reply.text, "reason": reply.reason, "first_token_ms": first}
+        )
+        if not self._as_json:
+            print(f"\n[{reply.reason}, first token after {first} ms]", flush=True)
+
+    def error(self, error: TurnError) -> None:
+        """A turn could not be answered."""
         progress(f"deltarelay edge: {error}")
 
-    url = settings.to or f"shm://{default_socket()}"
+
+async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: bool) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    report = Reporter(as_json=as_json)
+    observer = Observer(on_piece=report.piece, on_reply=report.reply, on_error=report.error)
     try:
         async with connect(
-            url,
+            settings.to or f"shm://{default_socket()}",
             model=settings.model,
             device=settings.device,
             fleet=settings.fleet,
@@ -114,12 +123,11 @@ async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: 
                 deadline=settings.deadline,
                 stop=settings.stop,
             ) as talk:
-                observer = Observer(on_piece=on_piece, on_reply=on_reply, on_error=on_error)
                 await converse(talk, source, observer, whole=whole)
     except asyncio.CancelledError:
         return 143
     if as_json:
-        print_json({"turns": turns})
+        print_json({"turns": report.turns})
     return 0
 
 

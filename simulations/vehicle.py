@@ -7,6 +7,7 @@ cached.
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import sys
 import time
@@ -20,6 +21,7 @@ from edge.agent import Agent, connect
 from edge.sources import Reading
 from edge.sources.speech import SpeechSource, shipped_recording
 from edge.talk import Talk
+from shared.channel import Traffic
 from shared.child import die_with_parent
 from simulations.dialogues import Dialogue, DriverTurn, load_dialogues
 from simulations.typist import type_text
@@ -94,28 +96,17 @@ class Vehicle:
         *,
         spoken: bool = False,
     ) -> None:
-        timeline: list[tuple[float, str, str]] = []
-        started = time.monotonic()
-        back, traffic = relayed.tokens_taken_back, self._agent.traffic
-        before = (traffic.bytes_sent, traffic.frames_sent)
-        resent = updates = 0
+        record = TurnRecord(relayed, self._agent.traffic)
         text = ""
         async for reading in readings:
             text = reading.text
             if reading.ended:
                 break
             await relayed.revise(text, reading.stable or None)
-            log = relayed.stream.log
-            say("text", text=text, committed=len(log), tail=len(log.tail))
-            timeline.append((time.monotonic() - started, "text", f"{len(log)}+{len(log.tail)}"))
-            resent += len(json.dumps({"text": text}, ensure_ascii=False).encode())
-            updates += 1
+            record.heard(text)
         pieces = relayed.finish(text)
-        ended = time.monotonic() - started
-        tokens = len(relayed.stream.log)
-        traffic = self._agent.traffic
-        sent = (traffic.bytes_sent - before[0], traffic.frames_sent - before[1])
-        shown = await read(relayed, pieces, barge_in_after, started, timeline)
+        record.ended(text)
+        shown = await read(relayed, pieces, barge_in_after, record)
         first = await self._whole(whole, text, barge_in_after)
         reply = relayed.reply
         assert reply is not None
@@ -126,42 +117,75 @@ class Vehicle:
             reply=shown,
             reason=reply.reason,
             spoken=spoken,
-            tokens=tokens,
-            taken_back=relayed.tokens_taken_back - back,
             relayed_ms=(reply.first_at - reply.asked_at) * 1e3,
             whole_ms=first * 1e3,
-            relay_bytes=sent[0],
-            relay_frames=sent[1],
-            json_resent_bytes=resent,
-            json_updates=updates,
-            json_once_bytes=len(json.dumps({"text": text}, ensure_ascii=False).encode()),
-            ended=ended,
-            timeline=timeline,
+            **record.figures,
         )
 
     async def _whole(self, talk: Talk, text: str, barge_in_after: int | None) -> float:
         """Send the turn whole at its end; return seconds to the first token."""
-        await read(talk, talk.finish(text), barge_in_after, 0.0, [])
+        await read(talk, talk.finish(text), barge_in_after, None)
         reply = talk.reply
         assert reply is not None
         assert reply.first_at is not None
         return reply.first_at - reply.asked_at
 
 
+class TurnRecord:
+    """What a turn cost and when what happened, from its first word on."""
+
+    def __init__(self, talk: Talk, traffic: Traffic) -> None:
+        self._talk, self._traffic = talk, traffic
+        self._started = time.monotonic()
+        self._back, self._before = talk.tokens_taken_back, dataclasses.replace(traffic)
+        self._resent: list[int] = []
+        self._timeline: list[tuple[float, str, str]] = []
+        self.figures: dict[str, object] = {"timeline": self._timeline}
+
+    def heard(self, text: str) -> None:
+        """The text so far was relayed."""
+        log = self._talk.stream.log
+        say("text", text=text, committed=len(log), tail=len(log.tail))
+        self._note("text", f"{len(log)}+{len(log.tail)}")
+        self._resent.append(json_size(text))
+
+    def ended(self, text: str) -> None:
+        """The turn ended with `text`."""
+        talk, traffic, before = self._talk, self._traffic, self._before
+        self.figures |= {
+            "ended": time.monotonic() - self._started,
+            "tokens": len(talk.stream.log),
+            "taken_back": talk.tokens_taken_back - self._back,
+            "relay_bytes": traffic.bytes_sent - before.bytes_sent,
+            "relay_frames": traffic.frames_sent - before.frames_sent,
+            "json_resent_bytes": sum(self._resent),
+            "json_updates": len(self._resent),
+            "json_once_bytes": json_size(text),
+        }
+
+    def replied(self, piece: str) -> None:
+        """A piece of the reply was shown."""
+        say("piece", piece=piece)
+        self._note("reply", piece)
+
+    def _note(self, kind: str, what: str) -> None:
+        self._timeline.append((time.monotonic() - self._started, kind, what))
+
+
+def json_size(text: str) -> int:
+    """Return the bytes of a text as the JSON message that would carry it."""
+    return len(json.dumps({"text": text}, ensure_ascii=False).encode())
+
+
 async def read(
-    talk: Talk,
-    pieces: AsyncIterator[str],
-    barge_in_after: int | None,
-    started: float,
-    timeline: list[tuple[float, str, str]],
+    talk: Talk, pieces: AsyncIterator[str], barge_in_after: int | None, record: TurnRecord | None
 ) -> str:
     """Read a reply; if the driver barges in, only its first `barge_in_after` tokens."""
     shown = ""
     async for piece in pieces:
         shown += piece
-        if started:
-            say("piece", piece=piece)
-            timeline.append((time.monotonic() - started, "reply", piece))
+        if record is not None:
+            record.replied(piece)
         if barge_in_after is not None and talk.reply and talk.reply.shown >= barge_in_after:
             await talk.revise("")  # the driver begins to speak
             break
@@ -195,7 +219,7 @@ def main(arguments: Sequence[str]) -> None:
     ask.add_argument("--dialogue", action="append", default=[])
     ask.add_argument("--speak", action="store_true")
     ask.add_argument("--pace", type=float, default=6.0)
-    ask.add_argument("--max-tokens", type=int, default=12)
+    ask.add_argument("--max-tokens", type=int, default=10)
     ask.add_argument("--pause", type=float, default=0.25)
     o = ask.parse_args(arguments)
     die_with_parent()

@@ -26,6 +26,7 @@ from simulations.broker import open_broker
 from simulations.dialogues import load_dialogues
 from simulations.report import mqtt_bytes
 from simulations.typist import Update, type_text
+from simulations.vehicle import json_size
 
 NUM_FRAMES = 1000
 GAP = 0.002
@@ -112,9 +113,9 @@ def bytes_per_turn(tokenizer: Tokenizer) -> dict[str, float]:
         for turn in dialogue.turns:
             updates = type_text(turn.text, Random(turn.text))
             relay += mqtt_bytes(*relayed_frames(tokenizer, updates))
-            sizes = [len(_as_json(update.text)) for update in updates]
+            sizes = [json_size(update.text) for update in updates]
             resent += mqtt_bytes(sum(sizes), len(sizes))
-            once += mqtt_bytes(len(_as_json(turn.text)), 1)
+            once += mqtt_bytes(json_size(turn.text), 1)
             turns += 1
     return {
         "relay": round(relay / turns),
@@ -122,10 +123,6 @@ def bytes_per_turn(tokenizer: Tokenizer) -> dict[str, float]:
         "json_once": round(once / turns),
         "turns": turns,
     }
-
-
-def _as_json(text: str) -> bytes:
-    return json.dumps({"text": text}, ensure_ascii=False).encode()
 
 
 def relayed_frames(tokenizer: Tokenizer, updates: Sequence[Update]) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import statistics
+import time
 from typing import Any
 
 from edge.agent import Agent, connect
@@ -49,7 +50,11 @@ async def _turns(agent: Agent, size: int, runs: int) -> dict[str, dict[str, floa
 
 
 def _engine_steps(model: str, runs: int) -> dict[str, Any]:
-    """Measure a decode step and an append of 8 tokens with one logit, both at a context of 256."""
+    """Measure a decode step and an append of 8 tokens with one logit, both at a context of 256.
+
+    Decode steps follow each other, as they do in a reply. An append comes after the silence that
+    precedes the end of a turn, in which a processor sleeps and its caches go to others.
+    """
     from random import Random
 
     from cloud.decoder import DecoderSettings, load_brain
@@ -72,13 +77,15 @@ def _engine_steps(model: str, runs: int) -> dict[str, Any]:
         return result.seconds
 
     step(0, CONTEXT)
-    times: dict[int, list[float]] = {1: [], 8: []}
-    for _ in range(3 * runs):
-        for fresh, seconds in times.items():
-            seconds.append(step(CONTEXT, fresh))
+    decodes: list[float] = []
+    appends: list[float] = []
+    for _ in range(2 * runs):
+        decodes += [step(CONTEXT, 1) for _ in range(3)]
+        time.sleep(SILENCE)
+        appends.append(step(CONTEXT, CHUNK))
     return {
-        "decode_step_ms": round(statistics.median(times[1]) * 1e3, 3),
-        "append8_ms": round(statistics.median(times[8]) * 1e3, 3),
+        "decode_step_ms": round(statistics.median(decodes) * 1e3, 3),
+        "append8_ms": round(statistics.median(appends) * 1e3, 3),
     }
 
 
