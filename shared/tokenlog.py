@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from shared.errors import LocalProtocolError
 
 _ID = struct.Struct("<I")
+MAX_ID = (1 << 32) - 1
 
 
 class TokenLog:
@@ -56,9 +57,9 @@ class TokenLog:
         Raises:
             LocalProtocolError: one of them is no token id; nothing changed.
         """
-        ids, crc, crcs = tuple(ids), self._crcs[-1], []
+        ids, crc, crcs = check_ids(ids), self._crcs[-1], []
         for token in ids:
-            crc = zlib.crc32(_packed(token), crc)
+            crc = zlib.crc32(_ID.pack(token), crc)
             crcs.append(crc)
         self._committed += ids
         self._crcs += crcs
@@ -86,7 +87,7 @@ class TokenLog:
 
 def crc_of(ids: Iterable[int], crc: int = 0) -> int:
     """Return the CRC-32 of `ids` as a `TokenLog` would keep it, behind ids with `crc`."""
-    return zlib.crc32(b"".join(map(_packed, ids)), crc)
+    return zlib.crc32(b"".join(map(_ID.pack, check_ids(ids))), crc)
 
 
 def history_crc(user_ids: Sequence[int], reply_ids: Sequence[int], before: int = 0) -> int:
@@ -94,11 +95,17 @@ def history_crc(user_ids: Sequence[int], reply_ids: Sequence[int], before: int =
     return crc_of((len(user_ids), *user_ids, len(reply_ids), *reply_ids), before)
 
 
-def _packed(token: int) -> bytes:
-    try:
-        return _ID.pack(token)
-    except struct.error:
-        raise LocalProtocolError(f"token id {token} is outside 0..2^32-1") from None
+def check_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    """Return `ids` as a tuple, if each of them can be a token id.
+
+    Raises:
+        LocalProtocolError: one of them cannot.
+    """
+    ids = tuple(ids)
+    if ids and not (min(ids) >= 0 and max(ids) <= MAX_ID):
+        wrong = next(token for token in ids if not 0 <= token <= MAX_ID)
+        raise LocalProtocolError(f"token id {wrong} is outside 0..2^32-1")
+    return ids
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

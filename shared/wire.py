@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shared.tokenlog import MAX_ID
+
 MAX_VARINT = (1 << 64) - 1
-MAX_ID = (1 << 32) - 1
 """Largest token id: the rolling CRC takes ids as four bytes."""
 _U32 = struct.Struct("<I")
 

@@ -214,11 +214,13 @@ class CloudStream:
 
     def _extend(self, ids: Sequence[int], crc: int) -> bool:
         """Commit `ids` if the edge and we agree on all that stands then."""
-        if crc_of(ids, self.log.crc()) != crc:
-            return False
+        before = len(self.log)
         self.log.commit(ids)
         self.log.tail = ()
-        return True
+        if self.log.crc() == crc:
+            return True
+        self.log.rewind(before)
+        return False
 
     def _cancel(self, frame: frames.Cancel) -> list[Event] | None:
         if frame.turn != self.turn or not self.ended or frame.heard > len(self.reply):

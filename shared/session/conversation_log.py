@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import ContextLengthError, LocalProtocolError
 from shared.frames import MAX_FRAME, Reason
-from shared.tokenlog import TokenLog, crc_of, history_crc
+from shared.tokenlog import TokenLog, check_ids, history_crc
 
 MAX_TURN = MAX_FRAME // 8
 """Most tokens of a turn: HISTORY has room for the ids of a turn and those of its reply."""
@@ -73,8 +73,7 @@ class ConversationLog:
             raise LocalProtocolError(f"turn {self.turn} cannot be revised: it is {state}")
         if not 0 <= keep <= len(self.log):
             raise LocalProtocolError(f"keep {keep}: committed are 0..{len(self.log)}")
-        ids, tail = tuple(ids), tuple(tail)
-        crc_of((*ids, *tail))  # refuses what is no token id
+        ids, tail = check_ids(ids), check_ids(tail)
         length = keep + len(ids) + len(tail)
         if length > self.context:
             raise ContextLengthError(
