@@ -13,6 +13,7 @@ from shared.errors import LocalProtocolError
 
 _ID = struct.Struct("<I")
 MAX_ID = (1 << 32) - 1
+"""Largest token id: the rolling CRC takes ids as four bytes."""
 
 
 class TokenLog:

@@ -14,7 +14,6 @@ import msgspec
 from shared.tokenlog import MAX_ID
 
 MAX_VARINT = (1 << 64) - 1
-"""Largest token id: the rolling CRC takes ids as four bytes."""
 _U32 = struct.Struct("<I")
 
 

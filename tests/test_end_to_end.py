@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -233,6 +234,42 @@ def test_the_agent_reads_lines_and_reports_json() -> None:
             assert all(turn["first_token_ms"] > 0 for turn in turns)
 
     run(test)
+
+
+def test_a_chat_relays_every_key_and_replies_on_enter() -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            shown = await asyncio.to_thread(_chat, decoder.address)
+            assert "Enter sends" in shown
+            assert "> Find a charger" in shown
+            assert "[first token after" in shown
+
+    run(test)
+
+
+def _chat(address: str) -> str:
+    """Type into `deltarelay chat` on a terminal of its own; return what it showed."""
+    master, slave = pty.openpty()
+    code = "from shared.commands import main; raise SystemExit(main())"
+    arguments = ["chat", "--to", address, "--set", "max_tokens=4"]
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    shown = ""
+    try:
+        for keys, until in (("", "> "), ("Find a chargen\x7fr\r", "first token"), ("\x04", "")):
+            os.write(master, keys.encode())
+            while until not in shown or (until == "" and child.poll() is None):
+                try:
+                    shown += os.read(master, 4096).decode(errors="replace")
+                except OSError:  # the terminal is closed
+                    break
+        assert child.wait(10) == 0
+    finally:
+        child.kill()
+        os.close(master)
+    return shown
 
 
 def test_a_misspelt_setting_is_named_with_its_path() -> None:

@@ -77,7 +77,7 @@ class KeyboardSource:
                 "standard input is no terminal; `deltarelay edge` takes lines from a pipe"
             )
         self._saved = termios.tcgetattr(self._fd)
-        tty.setcbreak(self._fd)
+        tty.setcbreak(self._fd, termios.TCSADRAIN)  # keys pressed early are kept
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         asyncio.get_running_loop().add_reader(self._fd, self._read)
         return self
