@@ -50,8 +50,8 @@ async def _chat(settings: EdgeSettings, options: argparse.Namespace) -> int:
         )
         print(f"{agent.welcome.model} at {url}. Enter sends, Ctrl-U clears, Ctrl-D leaves.")
         screen = Screen(talk)
-        observer = Observer(on_piece=screen.piece, on_reply=screen.reply, on_error=screen.error)
-        with KeyboardSource(screen.show) as keyboard:
+        observer = Observer(screen.show, screen.piece, screen.reply, screen.error)
+        with KeyboardSource() as keyboard:
             screen.show("")
             await converse(talk, keyboard, observer, whole=options.whole, overlap=True)
     print()

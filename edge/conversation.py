@@ -14,7 +14,7 @@ class Observer:
     """What an application may want to see. All calls are made in the event loop."""
 
     on_text: Callable[[str], None] = lambda _text: None
-    """The turn's text so far."""
+    """The turn's text so far, once it was relayed."""
     on_piece: Callable[[str], None] = lambda _piece: None
     """A piece of the reply."""
     on_reply: Callable[[str, Reply], None] = lambda _text, _reply: None
@@ -38,10 +38,10 @@ async def converse(
         if speaking is not None and not overlap:
             await speaking
             speaking = None
-        observer.on_text(reading.text)
         if not reading.ended:
             if not whole:
                 await talk.revise(reading.text, reading.stable or None)
+            observer.on_text(reading.text)
             continue
         if speaking is not None and not speaking.done() and whole:
             await talk.revise("")  # interrupts

@@ -7,7 +7,7 @@ import sys
 import termios
 import tty
 import unicodedata
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 
 from edge.sources import Reading
@@ -58,16 +58,10 @@ def _without_last(text: str) -> str:
 
 
 class KeyboardSource:
-    """Reads keys of a terminal in raw mode; use it as a context manager, so that the mode is put
-    back.
+    """Reads keys of a terminal; a context manager, so that the terminal's mode is put back."""
 
-    Args:
-        show: called with the text after every key.
-    """
-
-    def __init__(self, show: Callable[[str], None], fd: int | None = None) -> None:
+    def __init__(self, fd: int | None = None) -> None:
         self._fd = sys.stdin.fileno() if fd is None else fd
-        self._show = show
         self._saved: list[object] | None = None
         self._keys: asyncio.Queue[str] = asyncio.Queue(maxsize=4096)
 
@@ -104,7 +98,6 @@ class KeyboardSource:
                     yield Reading(line.text, len(line.text), ended=True)
                     line = Line()
             elif line.press(key):
-                self._show(line.text)
                 yield Reading(line.text)
 
     def _read(self) -> None:
