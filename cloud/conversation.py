@@ -55,6 +55,8 @@ class Conversation:
         self._generation: Generation | None = None
         self._stop: StopFilter | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._expires = float("inf")
+        """When the reply under way must be complete."""
         self._told: list[int] = []
         """What the engine was told the sequence is; it may have drawn more behind it."""
         self._sequence: Sequence | None = None
@@ -134,12 +136,12 @@ class Conversation:
             self._finish(Reason.LENGTH)
             return
         self._stop = StopFilter(self._voice.tokenizer, body.stop) if body.stop else None
-        deadline = float("inf")
+        self._expires = float("inf")
         if body.deadline > 0:
-            deadline = self._voice.clock() + body.deadline
+            self._expires = self._voice.clock() + body.deadline
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(body.deadline, self._expire)
-        self._speak([*prompt, *reply], most, deadline)
+        self._speak([*prompt, *reply], most)
 
     def _cancelled(self, event: Cancelled) -> None:
         self._silence()
@@ -214,23 +216,31 @@ class Conversation:
             )
         return len(self._prompt()) + wanted <= context
 
-    def _tell(self, prompt: list[int], lane: Lane = Lane.LIVE) -> None:
-        """Tell the engine what the sequence is now, if that differs from what it was told."""
+    def _tell(
+        self, prompt: list[int], lane: Lane = Lane.LIVE, reply: Generation | None = None
+    ) -> None:
+        """Tell the engine what the sequence is now, and what reply is wanted behind it.
+
+        One command for both: the step that runs the last ids also draws the first token.
+        """
         keep = common_prefix(self._told, prompt)
-        if keep == len(self._told) == len(prompt):
+        if keep == len(self._told) == len(prompt) and reply is None:
             return
         self._told, rest = prompt, prompt[keep:]
+        deadline = self._expires
 
-        def splice(engine: Engine) -> None:
-            if (sequence := self._sequence) is not None:
-                sequence.lane = lane
-                engine.splice(sequence, keep, rest)
+        def command(engine: Engine) -> None:
+            if (sequence := self._sequence) is None:
+                return
+            sequence.lane = lane
+            engine.splice(sequence, keep, rest)
+            if reply is not None:
+                engine.generate(sequence, reply, deadline)
 
-        self._voice.worker.submit(splice)
+        self._voice.worker.submit(command)
 
-    def _speak(self, prompt: list[int], most: int, deadline: float) -> None:
+    def _speak(self, prompt: list[int], most: int) -> None:
         """Have the engine reply behind `prompt`."""
-        self._tell(prompt)
         constraint = None
         if self._matcher is not None:
             constraint = self._voice.grammar.constraint(self._matcher, self.stream.reply)
@@ -243,12 +253,7 @@ class Conversation:
             produced=len(self.stream.reply),
         )
         self._generation = generation
-
-        def generate(engine: Engine) -> None:
-            if (sequence := self._sequence) is not None:
-                engine.generate(sequence, generation, deadline)
-
-        self._voice.worker.submit(generate)
+        self._tell(prompt, reply=generation)
 
     def _silence(self) -> None:
         """Stop the reply under way, if any."""

@@ -418,3 +418,22 @@ def test_a_schema_that_cannot_be_followed_is_refused_by_name() -> None:
                         await answer(talk, "hello")
 
     in_world(test)
+
+
+def test_the_step_that_runs_the_last_words_of_a_turn_also_draws_the_first_token() -> None:
+    async def test(world: World) -> None:
+        runner = world.decoder.brain.engine.runner
+        batches: list[list[bool]] = []
+        run = runner.run
+        async with world.agent() as agent, agent.conversation(max_tokens=3) as talk:
+            for _ in range(5):
+                await talk.revise("Find a charger")
+                await asyncio.sleep(0.05)
+                await world.idle()
+                batches.clear()
+                runner.run = lambda b: batches.append([c.sample for c in b.chunks]) or run(b)  # type: ignore[method-assign,func-returns-value]
+                await answer(talk, "Find a charger near home")
+                assert batches[0] == [True]
+                runner.run = run  # type: ignore[method-assign]
+
+    in_world(test)
