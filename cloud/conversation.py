@@ -96,10 +96,10 @@ class Conversation:
     def close(self) -> None:
         """Free everything."""
         self._silence()
-        sequence_of = self._take_sequence
 
         def remove(engine: Engine) -> None:
-            if (sequence := sequence_of()) is not None:
+            sequence, self._sequence = self._sequence, None
+            if sequence is not None:
                 engine.remove(sequence)
 
         self._voice.worker.submit(remove)
@@ -279,7 +279,3 @@ class Conversation:
         self._make_room(0)
         self._tell(self._prompt())
         self._on_change()
-
-    def _take_sequence(self) -> Sequence | None:
-        sequence, self._sequence = self._sequence, None
-        return sequence

@@ -92,7 +92,8 @@ def load_brain(settings: DecoderSettings) -> Brain:
     device = _device(settings.device)
     started = time.monotonic()
     model = build_model(checkpoint, settings.precision, device, context)
-    log.info("%s ready in %.1f s", checkpoint.name, time.monotonic() - started)
+    digest = checkpoint.digest  # read the file now, not when the first vehicle says hello
+    log.info("%s %s ready in %.1f s", checkpoint.name, digest[:12], time.monotonic() - started)
     dtype = torch.float32 if settings.precision == "exact" else torch.bfloat16
     per_block = KVCache.bytes_per_block(checkpoint.config, dtype)
     num_blocks = settings.cache_mb * 1024 * 1024 // per_block

@@ -68,9 +68,7 @@ class Worker:
                     self._report(result)
                 elif not self._commands and not self._stopping:
                     self._wake.wait()
-        except (
-            BaseException
-        ) as error:  # a bug or exhausted memory: say so instead of hanging silently
+        except BaseException as error:  # a bug or no memory: say so, do not hang in silence
             log.exception("the engine stopped")
             self._loop.call_soon_threadsafe(self._on_failed, error)
 
