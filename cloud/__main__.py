@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -33,22 +32,11 @@ def cloud(arguments: Sequence[str]) -> int:
     start_logging(options.log_level)
     if options.with_parent:
         die_with_parent()
-    bind_compute_threads()
     from cloud.decoder import DecoderSettings
 
     settings = load_settings(DecoderSettings, options.config, _changes(options))
     addresses = settings.listen or [f"shm://{default_socket()}"]
     return asyncio.run(_serve(settings, addresses))
-
-
-def bind_compute_threads() -> None:
-    """Give each thread of a step a core of its own; call it before torch is loaded.
-
-    Unbound, the second thread often wakes on the first one's core after a silence: the step that a
-    driver waits for then takes half as long again (62 against 42 ms, measured on two cores).
-    """
-    os.environ.setdefault("OMP_PROC_BIND", "spread")
-    os.environ.setdefault("OMP_PLACES", "cores")
 
 
 async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
@@ -57,9 +45,7 @@ async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
 
     loop = asyncio.get_running_loop()
     progress(f"loading {settings.model}")
-    cores = os.sched_getaffinity(0)
     decoder = Decoder(load_brain(settings), settings)
-    os.sched_setaffinity(0, cores)  # OpenMP has bound this thread as well; it only does I/O
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)

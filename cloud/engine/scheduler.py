@@ -59,7 +59,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         planned: set[int] = set()
         for sequence in busy:
-            if budget <= 0 and not sequence.decoding:
+            if budget <= 0 and (not sequence.decoding or len(chunks) >= self._idle_step_tokens):
                 break
             chunk = self._chunk(sequence, budget)
             planned.add(sequence.number)

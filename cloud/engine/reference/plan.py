@@ -26,8 +26,6 @@ class Plan:
     sin: torch.Tensor
     slots: torch.Tensor  # (rows,) where each row's key and value go
     tables: torch.Tensor  # (spans, most blocks of a span) int32, padded with 0
-    row_span: torch.Tensor  # (rows,) int32
-    row_context: torch.Tensor  # (rows,) int32: keys each row sees
     masks: tuple[torch.Tensor | None, ...]  # per span (count, context): keys each row may see
     spans: tuple[Span, ...]
     sampled: torch.Tensor  # (sampled spans,) the rows that logits are wanted of
@@ -39,17 +37,15 @@ def plan_batch(batch: Batch, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    row_span: list[int] = []
     sampled: list[int] = []
     spans: list[Span] = []
-    for number, chunk in enumerate(batch.chunks):
+    for chunk in batch.chunks:
         end = chunk.start + chunk.count
         blocks = chunk.sequence.blocks
         spans.append(Span(len(tokens), chunk.count, end))
         tokens += chunk.sequence.ids[chunk.start : end]
         positions += range(chunk.start, end)
         slots += [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(chunk.start, end)]
-        row_span += [number] * chunk.count
         if chunk.sample:
             sampled.append(len(tokens) - 1)
     width = max(-(-span.context // BLOCK) for span in spans)
@@ -61,8 +57,6 @@ def plan_batch(batch: Batch, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
         sin[where],
         torch.tensor(slots, device=device),
         torch.tensor(tables, dtype=torch.int32, device=device),
-        torch.tensor(row_span, dtype=torch.int32, device=device),
-        (where + 1).int(),
         tuple(_mask(span, device) for span in spans),
         tuple(spans),
         torch.tensor(sampled, dtype=torch.int64, device=device),

@@ -1,0 +1,22 @@
+"""The whole step compiled for the CPU: weights as stored, every core, one program.
+
+`tiles` lays weights out, `simd` has the inner loops, `matmul`, `attention` and `pointwise` are what
+a layer consists of, `team` spreads it over threads, `step` is the program and `runner` its door.
+
+Every value is computed in an order that depends on nothing but its place in the model: not on how
+many rows run together, nor on which thread takes them. So a reply is the same to the last bit
+however its words arrived, after an eviction, and in any company.
+"""
+
+from pathlib import Path
+
+import numba
+
+from shared.digest import sha256
+from shared.paths import cache_folder
+
+_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+# numba looks at the time of one file only; a change of any of ours makes all of it new
+numba.config.CACHE_DIR = str(
+    cache_folder() / "kernels" / sha256(b"".join(p.read_bytes() for p in _SOURCES))[:16]
+)

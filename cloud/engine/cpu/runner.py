@@ -1,0 +1,132 @@
+"""Lays a batch out and runs the step program on a team of threads."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloud.engine.cache import BLOCK, KVCache
+from cloud.engine.cpu.attention import CHUNK, PART
+from cloud.engine.cpu.matmul import PANEL, Input
+from cloud.engine.cpu.model import CpuModel
+from cloud.engine.cpu.simd import GROUP, TILE
+from cloud.engine.cpu.step import (
+    BAND,
+    FIXED_PHASES,
+    LAYER_PHASES,
+    Cache,
+    Job,
+    Rows,
+    Scratch,
+    Sizes,
+    run_step,
+)
+from cloud.engine.cpu.team import Team
+from cloud.engine.scheduler import Batch
+
+Floats = NDArray[np.float32]
+
+
+class CpuRunner:
+    """The model, its cache and the threads that run it.
+
+    Args:
+        most_rows: tokens of the longest step.
+    """
+
+    def __init__(self, model: CpuModel, cache: KVCache, team: Team, most_rows: int) -> None:
+        self._model, self._team, self._most_rows = model, team, most_rows
+        self._cache = Cache(
+            *map(_bits, (cache.keys, cache.values)),
+            *map(_bits, (cache.key_scales, cache.value_scales)),
+        )
+        self._scratch = _scratch(model.sizes, cache.width, most_rows, team.size)
+        self._logits = np.empty((0, model.sizes.vocabulary), np.float32)
+        self._phases = FIXED_PHASES + LAYER_PHASES * model.sizes.layers
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Return the logits behind every chunk that samples: (sampled chunks, vocabulary).
+
+        They are valid until the next run.
+        """
+        rows = lay_out(batch, self._model.sizes.kv_heads)
+        assert len(rows.tokens) <= self._most_rows, "the step is longer than its scratch memory"
+        logits = self._room_for(len(rows.sampled))
+        job = Job(self._model.sizes, self._model.weights, self._cache, rows, self._scratch, logits)
+        self._team.run(run_step, self._phases, job)
+        return torch.from_numpy(logits)
+
+    def _room_for(self, samples: int) -> Floats:
+        if samples > len(self._logits):
+            self._logits = np.empty((samples, self._model.sizes.vocabulary), np.float32)
+        return self._logits[:samples]
+
+
+def lay_out(batch: Batch, kv_heads: int) -> Rows:
+    """Lay the chunks of a batch out as rows."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    blocks: list[int] = []
+    tasks: list[tuple[int, int, int, int]] = []
+    sampled: list[int] = []
+    for number, chunk in enumerate(batch.chunks):
+        first, end = len(tokens), chunk.start + chunk.count
+        tokens += chunk.sequence.ids[chunk.start : end]
+        places = range(chunk.start, end)
+        positions += places
+        blocks += [chunk.sequence.blocks[p // BLOCK] for p in places]
+        tasks += [
+            (number, head, row, min(PART, len(tokens) - row))
+            for row in range(first, len(tokens), PART)
+            for head in range(kv_heads)
+        ]
+        if chunk.sample:
+            sampled.append(len(tokens) - 1)
+    width = max(len(chunk.sequence.blocks) for chunk in batch.chunks)
+    tables = np.zeros((len(batch.chunks), width), np.int32)
+    for number, chunk in enumerate(batch.chunks):
+        tables[number, : len(chunk.sequence.blocks)] = chunk.sequence.blocks
+    where = np.array(positions, np.int32)
+    tasks.sort(key=lambda task: -task[3] * (positions[task[2]] + task[3]))  # the longest first
+    return Rows(
+        np.array(tokens, np.int32),
+        where,
+        np.array(blocks, np.int32),
+        where % BLOCK,
+        tables,
+        np.array(tasks, np.int32),
+        np.array(sampled, np.int32),
+    )
+
+
+def _bits(tensor: torch.Tensor) -> NDArray[np.generic]:
+    """Return a tensor's memory; bfloat16 as uint16."""
+    raw = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    return raw.numpy()
+
+
+def _scratch(sizes: Sizes, width: int, rows: int, threads: int) -> Scratch:
+    group = sizes.heads // sizes.kv_heads
+
+    def room(*shape: int) -> Floats:
+        return np.zeros(shape, np.float32)
+
+    return Scratch(
+        room(rows, sizes.hidden),
+        _input(rows, sizes.hidden),
+        room(rows, (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim),
+        room(sizes.kv_heads, rows, group, width),
+        _input(rows, sizes.heads * sizes.head_dim),
+        _input(rows, sizes.intermediate),
+        room(threads, 2, BAND, TILE),
+        room(threads, max(PANEL, width), TILE),
+        room(threads, PART * group, CHUNK),
+        room(threads, PART * group, width),
+        room(threads, 2, PART * group),
+    )
+
+
+def _input(rows: int, inner: int) -> Input:
+    groups = np.zeros((2, rows, inner // GROUP), np.float32)
+    return Input(
+        np.zeros((rows, inner), np.float32), np.zeros((rows, inner), np.int16), groups[0], groups[1]
+    )
