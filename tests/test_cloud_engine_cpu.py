@@ -94,14 +94,14 @@ def test_a_product_is_the_naive_one_and_its_rows_do_not_know_each_other(
     values = (rng.standard_normal((70, inner)) * rng.choice((0.01, 1, 30), (70, 1))).astype("f4")
     x, panel = activations(values), np.zeros((PANEL, TILE), np.float32)
     whole = np.empty((70, TILE), np.float32)
-    multiply(x, 0, 70, packed, int(form), 0, inner, whole, panel)
+    multiply(x, 0, 70, packed, int(form), 0, whole, panel)
     naive = values.astype(np.float64) @ stored.dense().numpy().astype(np.float64).T
     scale = np.abs(values).max(1, keepdims=True) * np.sqrt(inner)
     assert np.abs(whole - naive).max(where=scale > 0, initial=0) < 1e9
     assert (np.abs(whole - naive) / scale).max() < 2e-4
     some = np.empty_like(whole)
     for rows in range(1, 34):
-        multiply(x, 3, rows, packed, int(form), 0, inner, some, panel)
+        multiply(x, 3, rows, packed, int(form), 0, some, panel)
         np.testing.assert_array_equal(some[:rows], whole[3 : 3 + rows])
 
 

@@ -16,7 +16,6 @@ from shared.digest import sha256
 from shared.paths import cache_folder
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+_KEY = sha256(b"".join(path.read_bytes() for path in _SOURCES))[:16]
 # numba looks at the time of one file only; a change of any of ours makes all of it new
-numba.config.CACHE_DIR = str(
-    cache_folder() / "kernels" / sha256(b"".join(p.read_bytes() for p in _SOURCES))[:16]
-)
+setattr(numba.config, "CACHE_DIR", str(cache_folder() / "kernels" / _KEY))  # noqa: B010

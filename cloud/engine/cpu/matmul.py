@@ -83,7 +83,6 @@ def multiply(
     w: Bytes,
     form: int,
     at: int,
-    inner: int,
     out: Floats,
     panel: Floats,
 ) -> None:
@@ -93,6 +92,7 @@ def multiply(
         x: (rows, inner).
         panel: room for (PANEL, TILE) floats.
     """
+    inner = x.values.shape[1]
     for i in range(rows):
         for j in range(TILE):
             out[i, j] = 0.0

@@ -39,8 +39,8 @@ def pack_model(checkpoint: Checkpoint, context: int, wanted: Form | None = None)
     places, size = [], 0
     for weight, form in zip(matrices, forms, strict=True):
         places.append(size)
-        tiles = -(-weight.shape[0] // TILE)
-        size += -(-tiles * tile_bytes(form, weight.shape[1]) // _LINE) * _LINE
+        length = -(-weight.shape[0] // TILE) * tile_bytes(form, weight.shape[1])
+        size += -(-length // _LINE) * _LINE
     room = np.empty(size + _LINE, np.uint8)
     data = room[-room.ctypes.data % _LINE :][:size]
     where = np.empty((len(matrices), 3), np.int64)

@@ -18,6 +18,7 @@ from cloud.engine.cpu.step import (
     Rows,
     Scratch,
     Sizes,
+    run_attention,
     run_step,
 )
 from cloud.engine.cpu.team import Team
@@ -48,12 +49,19 @@ class CpuRunner:
 
         They are valid until the next run.
         """
+        job = self._job(batch)
+        self._team.run(run_step, self._phases, job)
+        return torch.from_numpy(job.logits)
+
+    def run_attention(self, batch: Batch) -> None:
+        """Run the attention of a batch that was just run once more, for those who time it."""
+        self._team.run(run_attention, self._model.sizes.layers, self._job(batch))
+
+    def _job(self, batch: Batch) -> Job:
         rows = lay_out(batch, self._model.sizes.kv_heads)
         assert len(rows.tokens) <= self._most_rows, "the step is longer than its scratch memory"
         logits = self._room_for(len(rows.sampled))
-        job = Job(self._model.sizes, self._model.weights, self._cache, rows, self._scratch, logits)
-        self._team.run(run_step, self._phases, job)
-        return torch.from_numpy(logits)
+        return Job(self._model.sizes, self._model.weights, self._cache, rows, self._scratch, logits)
 
     def _room_for(self, samples: int) -> Floats:
         if samples > len(self._logits):
@@ -89,6 +97,7 @@ def lay_out(batch: Batch, kv_heads: int) -> Rows:
     tasks.sort(key=lambda task: -task[3] * (positions[task[2]] + task[3]))  # the longest first
     return Rows(
         np.array(tokens, np.int32),
+        np.arange(len(tokens), dtype=np.int32),
         where,
         np.array(blocks, np.int32),
         where % BLOCK,

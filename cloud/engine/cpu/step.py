@@ -68,6 +68,7 @@ class Rows(NamedTuple):
     """A batch laid out flat."""
 
     tokens: Ints  # (rows,)
+    all: Ints  # (rows,): 0, 1, 2, ...
     positions: Ints
     blocks: Ints  # (rows,): where each row's key and value go
     offsets: Ints
@@ -85,11 +86,23 @@ class Scratch(NamedTuple):
     q: Floats  # (kv_heads, most rows, group, width)
     attended: Input  # (most rows, heads * head_dim)
     inner: Input  # (most rows, intermediate)
-    tile: Floats  # (threads, 2, BAND, TILE)
-    panel: Floats  # (threads, PANEL, TILE)
+    tiles: Floats  # (threads, 2, BAND, TILE)
+    panels: Floats  # (threads, PANEL, TILE)
     scores: Floats  # (threads, PART * group, CHUNK)
-    total: Floats  # (threads, PART * group, width)
-    most: Floats  # (threads, 2, PART * group)
+    totals: Floats  # (threads, PART * group, width)
+    masses: Floats  # (threads, 2, PART * group)
+
+
+class Room(NamedTuple):
+    """One thread's own memory."""
+
+    tile: Floats
+    up: Floats
+    panel: Floats
+    scores: Floats
+    total: Floats
+    most: Floats
+    mass: Floats
 
 
 class Job(NamedTuple):
@@ -114,30 +127,47 @@ def _norm_row(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 
 @numba.njit(nogil=True, inline="always")
-def _embed(job: Job, crew: Crew, phase: int) -> None:
-    where, panel, x = job.weights.ends[0], job.scratch.panel[crew.member], job.scratch.x
-    for row in tasks(crew, phase, len(job.rows.tokens)):
-        token = job.rows.tokens[row]
+def _embed(w: Weights, tokens: Ints, x: Floats, panel: Floats, crew: Crew, phase: int) -> None:
+    data, where, hidden = w.data, w.ends[0], x.shape[1]
+    for row in tasks(crew, phase, len(tokens)):
+        token = tokens[row]
         at, column = where[AT] + token // TILE * where[TILE_BYTES], token % TILE
-        for k in range(0, job.sizes.hidden, PANEL):
-            depth = min(PANEL, job.sizes.hidden - k)
-            decode(job.weights.data, where[FORM], at, k, depth, panel)
+        for k in range(0, hidden, PANEL):
+            depth = min(PANEL, hidden - k)
+            decode(data, where[FORM], at, k, depth, panel)
             for i in range(depth):
                 x[row, k + i] = panel[i, column]
 
 
 @numba.njit(nogil=True, inline="always")
-def _norm(job: Job, number: int, crew: Crew, phase: int) -> None:
-    s, weight = job.scratch, job.weights.norms[number]
-    for row in tasks(crew, phase, len(job.rows.tokens)):
-        _norm_row(s.x[row], weight, job.sizes.norm_eps, s.normed.values[row])
-        if job.sizes.encodes:
-            encode_row(s.normed, row, job.sizes.hidden)
+def _norm(
+    x: Floats, rows: Ints, weight: Floats, n: Sizes, out: Input, crew: Crew, phase: int
+) -> None:
+    """Norm some rows of x into the first rows of `out`."""
+    for number in tasks(crew, phase, len(rows)):
+        _norm_row(x[rows[number]], weight, n.norm_eps, out.values[number])
+        if n.encodes:
+            encode_row(out, number, n.hidden)
+
+
+@numba.njit(nogil=True, inline="always")
+def _encode(x: Input, rows: int, n: Sizes, inner: int, crew: Crew, phase: int) -> None:
+    if n.encodes:
+        for row in tasks(crew, phase, rows):
+            encode_row(x, row, inner)
 
 
 @numba.njit(nogil=True)
-def _bands(rows: int) -> int:
-    return (rows + BAND - 1) // BAND
+def _room(s: Scratch, member: int) -> Room:
+    return Room(
+        s.tiles[member, 0],
+        s.tiles[member, 1],
+        s.panels[member],
+        s.scores[member],
+        s.totals[member],
+        s.masses[member, 0],
+        s.masses[member, 1],
+    )
 
 
 @numba.njit(nogil=True)
@@ -146,20 +176,24 @@ def _tiles(channels: int) -> int:
 
 
 @numba.njit(nogil=True)
+def _bands(rows: int) -> int:
+    return (rows + BAND - 1) // BAND
+
+
+@numba.njit(nogil=True)
 def _product(
-    job: Job,
-    x: Input,
+    data: NDArray[np.uint8],
     where: Where,
-    inner: int,
     number: int,
+    x: Input,
     row: int,
     rows: int,
     out: Floats,
     panel: Floats,
 ) -> None:
-    """Multiply rows with tile `number` of a matrix."""
+    """Multiply rows of x (rows, inner) with tile `number` of a matrix."""
     at = where[AT] + number * where[TILE_BYTES]
-    multiply(x, row, rows, job.weights.data, where[FORM], at, inner, out, panel)
+    multiply(x, row, rows, data, where[FORM], at, out, panel)
 
 
 @numba.njit(nogil=True)
@@ -171,15 +205,25 @@ def _add_bias(biases: Floats, layer: int, at: int, tile: Floats, rows: int, coun
 
 
 @numba.njit(nogil=True, inline="always")
-def _project(job: Job, layer: int, crew: Crew, phase: int) -> None:
-    w, s, n, all_rows = job.weights, job.scratch, job.sizes, len(job.rows.tokens)
-    tile, panel = s.tile[crew.member, 0], s.panel[crew.member]
+def _project(
+    w: Weights,
+    n: Sizes,
+    layer: int,
+    x: Input,
+    rows: int,
+    room: Room,
+    qkv: Floats,
+    crew: Crew,
+    phase: int,
+) -> None:
+    """Set qkv to x times q, k and v."""
+    data, where, biases = w.data, w.where[layer], w.biases
     q_width, kv_width = n.heads * n.head_dim, n.kv_heads * n.head_dim
     q_tiles, kv_tiles = _tiles(q_width), _tiles(kv_width)
     total = q_tiles + 2 * kv_tiles
-    for task in tasks(crew, phase, total * _bands(all_rows)):
+    for task in tasks(crew, phase, total * _bands(rows)):
         row, number = task // total * BAND, task % total
-        rows = min(BAND, all_rows - row)
+        some = min(BAND, rows - row)
         part, start, width = Q, 0, q_width
         if number >= q_tiles + kv_tiles:
             part, start, width = V, q_width + kv_width, kv_width
@@ -187,89 +231,76 @@ def _project(job: Job, layer: int, crew: Crew, phase: int) -> None:
         elif number >= q_tiles:
             part, start, width = K, q_width, kv_width
             number -= q_tiles
-        _product(job, s.normed, w.where[layer, part], n.hidden, number, row, rows, tile, panel)
+        _product(data, where[part], number, x, row, some, room.tile, room.panel)
         column, count = start + number * TILE, min(TILE, width - number * TILE)
-        _add_bias(w.biases, layer, column, tile, rows, count)
-        for r in range(rows):
+        _add_bias(biases, layer, column, room.tile, some, count)
+        for r in range(some):
             for i in range(count):
-                s.qkv[row + r, column + i] = tile[r, i]
+                qkv[row + r, column + i] = room.tile[r, i]
 
 
 @numba.njit(nogil=True, inline="always")
-def _store(job: Job, layer: int, crew: Crew, phase: int) -> None:
-    w, s, c, r = job.weights, job.scratch, job.cache, job.rows
-    keys, values = c.keys[layer], c.values[layer]
-    key_scales, value_scales = c.key_scales[layer], c.value_scales[layer]
+def _store(
+    w: Weights, r: Rows, cache: Cache, layer: int, s: Scratch, crew: Crew, phase: int
+) -> None:
+    """Turn queries and keys by their positions; put keys and values into the cache."""
+    keys, values = cache.keys[layer], cache.values[layer]
+    key_scales, value_scales = cache.key_scales[layer], cache.value_scales[layer]
+    cos, sin, qkv, q, dim = w.cos, w.sin, s.qkv, s.q, 2 * w.cos.shape[1]
     for row in tasks(crew, phase, len(r.positions)):
-        cos, sin = w.cos[r.positions[row]], w.sin[r.positions[row]]
-        block, offset, dim = r.blocks[row], r.offsets[row], job.sizes.head_dim
-        store(
-            s.qkv[row],
-            cos,
-            sin,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            block,
-            offset,
-            dim,
-            row,
-            s.q,
-        )
+        position, block, offset = r.positions[row], r.blocks[row], r.offsets[row]
+        new = qkv[row], cos[position], sin[position]
+        store(*new, keys, values, key_scales, value_scales, block, offset, dim, row, q)
 
 
 @numba.njit(nogil=True, inline="always")
-def _attend(job: Job, layer: int, crew: Crew, phase: int) -> None:
-    s, c, r = job.scratch, job.cache, job.rows
-    keys, values = c.keys[layer], c.values[layer]
-    key_scales, value_scales = c.key_scales[layer], c.value_scales[layer]
+def _attend(
+    r: Rows,
+    cache: Cache,
+    layer: int,
+    q: Floats,
+    room: Room,
+    out: Floats,
+    dim: int,
+    crew: Crew,
+    phase: int,
+) -> None:
+    keys, values = cache.keys[layer], cache.values[layer]
+    key_scales, value_scales = cache.key_scales[layer], cache.value_scales[layer]
+    scores, total, most, mass = room.scores, room.total, room.most, room.mass
     for number in tasks(crew, phase, len(r.tasks)):
         chunk, head, row, rows = r.tasks[number]
-        attend(
-            s.q,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            r.tables[chunk],
-            head,
-            row,
-            rows,
-            r.positions[row] + 1,
-            job.sizes.head_dim,
-            s.scores[crew.member],
-            s.total[crew.member],
-            s.most[crew.member, 0],
-            s.most[crew.member, 1],
-            s.panel[crew.member],
-            s.attended.values,
-        )
-
-
-@numba.njit(nogil=True, inline="always")
-def _encode(job: Job, x: Input, inner: int, crew: Crew, phase: int) -> None:
-    if job.sizes.encodes:
-        for row in tasks(crew, phase, len(job.rows.tokens)):
-            encode_row(x, row, inner)
+        table, context = r.tables[chunk], r.positions[row] + 1
+        memory = scores, total, most, mass, room.panel
+        where = head, row, rows, context, dim
+        attend(q, keys, values, key_scales, value_scales, table, *where, *memory, out)
 
 
 @numba.njit(nogil=True, inline="always")
 def _add_product(
-    job: Job, x: Input, layer: int, part: int, inner: int, bias: int, crew: Crew, phase: int
+    w: Weights,
+    layer: int,
+    part: int,
+    bias: int,
+    x: Input,
+    rows: int,
+    room: Room,
+    out: Floats,
+    crew: Crew,
+    phase: int,
 ) -> None:
-    """Add x (rows, inner) times a matrix to the residual stream; its biases begin at `bias`."""
-    s, hidden, all_rows = job.scratch, job.sizes.hidden, len(job.rows.tokens)
-    tile, panel, total = s.tile[crew.member, 0], s.panel[crew.member], _tiles(hidden)
-    where, biases = job.weights.where[layer, part], job.weights.biases
-    for task in tasks(crew, phase, total * _bands(all_rows)):
+    """Add x times a matrix to `out`; its biases begin at `bias`."""
+    data, where, biases = w.data, w.where[layer, part], w.biases
+    channels = out.shape[1]
+    total = _tiles(channels)
+    for task in tasks(crew, phase, total * _bands(rows)):
         row, number = task // total * BAND, task % total
-        rows, count = min(BAND, all_rows - row), min(TILE, hidden - number * TILE)
-        _product(job, x, where, inner, number, row, rows, tile, panel)
-        _add_bias(biases, layer, bias + number * TILE, tile, rows, count)
-        for r in range(rows):
+        some, count = min(BAND, rows - row), min(TILE, channels - number * TILE)
+        _product(data, where, number, x, row, some, room.tile, room.panel)
+        _add_bias(biases, layer, bias + number * TILE, room.tile, some, count)
+        for r in range(some):
             for i in range(count):
-                s.x[row + r, number * TILE + i] += tile[r, i]
+                out[row + r, number * TILE + i] += room.tile[r, i]
 
 
 @numba.njit(nogil=True, fastmath=True)
@@ -288,43 +319,43 @@ def _gate_tile(
 
 
 @numba.njit(nogil=True, inline="always")
-def _gate_up(job: Job, layer: int, bias: int, crew: Crew, phase: int) -> None:
-    s, n, all_rows = job.scratch, job.sizes, len(job.rows.tokens)
-    gate, up, panel = s.tile[crew.member, 0], s.tile[crew.member, 1], s.panel[crew.member]
-    gates, ups = job.weights.where[layer, GATE], job.weights.where[layer, UP]
-    biases = job.weights.biases
-    total = _tiles(n.intermediate)
-    for task in tasks(crew, phase, total * _bands(all_rows)):
+def _gate_up(
+    w: Weights,
+    layer: int,
+    bias: int,
+    x: Input,
+    rows: int,
+    room: Room,
+    out: Floats,
+    crew: Crew,
+    phase: int,
+) -> None:
+    """Set `out` to the gated products of x with gate and up."""
+    data, gates, ups, biases = w.data, w.where[layer, GATE], w.where[layer, UP], w.biases
+    channels = out.shape[1]
+    total = _tiles(channels)
+    for task in tasks(crew, phase, total * _bands(rows)):
         row, number = task // total * BAND, task % total
-        rows, count = min(BAND, all_rows - row), min(TILE, n.intermediate - number * TILE)
-        _product(job, s.normed, gates, n.hidden, number, row, rows, gate, panel)
-        _product(job, s.normed, ups, n.hidden, number, row, rows, up, panel)
-        _add_bias(biases, layer, bias + number * TILE, gate, rows, count)
-        _add_bias(biases, layer, bias + n.intermediate + number * TILE, up, rows, count)
-        _gate_tile(gate, up, row, rows, s.inner.values, number * TILE, count)
+        some, count = min(BAND, rows - row), min(TILE, channels - number * TILE)
+        _product(data, gates, number, x, row, some, room.tile, room.panel)
+        _product(data, ups, number, x, row, some, room.up, room.panel)
+        _add_bias(biases, layer, bias + number * TILE, room.tile, some, count)
+        _add_bias(biases, layer, bias + channels + number * TILE, room.up, some, count)
+        _gate_tile(room.tile, room.up, row, some, out, number * TILE, count)
 
 
 @numba.njit(nogil=True, inline="always")
-def _norm_sampled(job: Job, number: int, crew: Crew, phase: int) -> None:
-    s, weight = job.scratch, job.weights.norms[number]
-    for sample in tasks(crew, phase, len(job.rows.sampled)):
-        row = job.rows.sampled[sample]
-        _norm_row(s.x[row], weight, job.sizes.norm_eps, s.normed.values[sample])
-        if job.sizes.encodes:
-            encode_row(s.normed, sample, job.sizes.hidden)
-
-
-@numba.njit(nogil=True, inline="always")
-def _head(job: Job, crew: Crew, phase: int) -> None:
-    s, n, samples = job.scratch, job.sizes, len(job.rows.sampled)
-    tile, panel, total = s.tile[crew.member, 0], s.panel[crew.member], _tiles(n.vocabulary)
-    for task in tasks(crew, phase, total * _bands(samples)):
+def _head(w: Weights, x: Input, room: Room, logits: Floats, crew: Crew, phase: int) -> None:
+    data, where = w.data, w.ends[1]
+    rows, words = logits.shape
+    total = _tiles(words)
+    for task in tasks(crew, phase, total * _bands(rows)):
         row, number = task // total * BAND, task % total
-        rows, count = min(BAND, samples - row), min(TILE, n.vocabulary - number * TILE)
-        _product(job, s.normed, job.weights.ends[1], n.hidden, number, row, rows, tile, panel)
-        for r in range(rows):
+        some, count = min(BAND, rows - row), min(TILE, words - number * TILE)
+        _product(data, where, number, x, row, some, room.tile, room.panel)
+        for r in range(some):
             for i in range(count):
-                job.logits[row + r, number * TILE + i] = tile[r, i]
+                logits[row + r, number * TILE + i] = room.tile[r, i]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -332,26 +363,39 @@ def run_step(crew: Crew, job: Job) -> None:
     """Take part in one step."""
     if not enter(crew):
         return
-    n, s = job.sizes, job.scratch
-    attended = n.heads * n.head_dim
+    n, w, cache, r, s = job.sizes, job.weights, job.cache, job.rows, job.scratch
+    room = _room(s, crew.member)
+    rows, attended = len(r.tokens), n.heads * n.head_dim
     out_bias = attended + 2 * n.kv_heads * n.head_dim
     gate_bias = out_bias + n.hidden
     down_bias = gate_bias + 2 * n.intermediate
-    _embed(job, crew, 0)
+    _embed(w, r.tokens, s.x, room.panel, crew, 0)
     for i in range(n.layers):
         phase = 1 + LAYER_PHASES * i
-        _norm(job, 2 * i, crew, phase)
-        _project(job, i, crew, phase + 1)
-        _store(job, i, crew, phase + 2)
-        _attend(job, i, crew, phase + 3)
-        _encode(job, s.attended, attended, crew, phase + 4)
-        _add_product(job, s.attended, i, OUT, attended, out_bias, crew, phase + 5)
-        _norm(job, 2 * i + 1, crew, phase + 6)
-        _gate_up(job, i, gate_bias, crew, phase + 7)
-        _encode(job, s.inner, n.intermediate, crew, phase + 8)
-        _add_product(job, s.inner, i, DOWN, n.intermediate, down_bias, crew, phase + 9)
-    if len(job.rows.sampled):
+        _norm(s.x, r.all, w.norms[2 * i], n, s.normed, crew, phase)
+        _project(w, n, i, s.normed, rows, room, s.qkv, crew, phase + 1)
+        _store(w, r, cache, i, s, crew, phase + 2)
+        _attend(r, cache, i, s.q, room, s.attended.values, n.head_dim, crew, phase + 3)
+        _encode(s.attended, rows, n, attended, crew, phase + 4)
+        _add_product(w, i, OUT, out_bias, s.attended, rows, room, s.x, crew, phase + 5)
+        _norm(s.x, r.all, w.norms[2 * i + 1], n, s.normed, crew, phase + 6)
+        _gate_up(w, i, gate_bias, s.normed, rows, room, s.inner.values, crew, phase + 7)
+        _encode(s.inner, rows, n, n.intermediate, crew, phase + 8)
+        _add_product(w, i, DOWN, down_bias, s.inner, rows, room, s.x, crew, phase + 9)
+    if len(r.sampled):
         phase = 1 + LAYER_PHASES * n.layers
-        _norm_sampled(job, 2 * n.layers, crew, phase)
-        _head(job, crew, phase + 1)
+        _norm(s.x, r.sampled, w.norms[2 * n.layers], n, s.normed, crew, phase)
+        _head(w, s.normed, room, job.logits, crew, phase + 1)
+    leave(crew)
+
+
+@numba.njit(nogil=True, cache=True)
+def run_attention(crew: Crew, job: Job) -> None:
+    """Take part in the attention of a step once more: what it costs alone."""
+    if not enter(crew):
+        return
+    n, cache, r, s = job.sizes, job.cache, job.rows, job.scratch
+    room = _room(s, crew.member)
+    for i in range(n.layers):
+        _attend(r, cache, i, s.q, room, s.attended.values, n.head_dim, crew, i)
     leave(crew)
