@@ -22,6 +22,7 @@ from shared.session.cloud import greeting
 from shared.tokenizer import Tokenizer, load_tokenizer
 from simulations.bench.receiver import allow_all, nobody
 from simulations.bench.show import spread
+from simulations.bench.wake import bare_wake
 from simulations.broker import open_broker
 from simulations.dialogues import load_dialogues
 from simulations.report import mqtt_bytes
@@ -39,11 +40,12 @@ async def bench_link(model: str, runs: int) -> dict[str, Any]:
     progress("shared memory, one way")
     with tempfile.TemporaryDirectory(prefix="deltarelay-") as folder:
         shm = await _one_way(f"shm://{folder}/bench.sock", 1e6)
+    floor = spread(await bare_wake(GAP), 1e6)
     progress("MQTT QoS 1, one way")
     with open_broker() as broker:
         mqtt = await _one_way(f"mqtt://{broker.host}:{broker.port}", 1e3)
     return {
-        "shm": {"one_way_us": shm},
+        "shm": {"one_way_us": shm, "bare_wake_us": floor},
         "mqtt": {"one_way_ms": mqtt, "broker": broker.name},
         "bytes_per_turn": bytes_per_turn(_tokenizer(model)),
     }

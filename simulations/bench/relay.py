@@ -34,19 +34,23 @@ async def bench_relay(model: str, runs: int) -> dict[str, Any]:
         open_decoder(model, changes=["max_tokens=4"]) as decoder,
         connect(decoder.address) as agent,
     ):
-        result["turns"] = {str(size): await _turns(agent, size, runs) for size in SIZES}
+        result["turns"] = await _turns(agent, runs)
     return result
 
 
-async def _turns(agent: Agent, size: int, runs: int) -> dict[str, dict[str, float]]:
-    progress(f"turns of {size} tokens")
-    text = text_of(agent.tokenizer, size)
-    relayed: list[float] = []
-    whole: list[float] = []
-    for _ in range(runs):  # alternating, so that the machine's moods hit both
-        relayed.append(await _turn(agent, text, relay=True))
-        whole.append(await _turn(agent, text, relay=False))
-    return {"relayed": spread(relayed, 1e3), "whole": spread(whole, 1e3)}
+async def _turns(agent: Agent, runs: int) -> dict[str, dict[str, dict[str, float]]]:
+    texts = {size: text_of(agent.tokenizer, size) for size in SIZES}
+    relayed: dict[int, list[float]] = {size: [] for size in SIZES}
+    whole: dict[int, list[float]] = {size: [] for size in SIZES}
+    for run in range(runs):  # in turn, so that the machine's moods hit all of them
+        progress(f"turns of {', '.join(map(str, SIZES))} tokens: {run + 1} of {runs}")
+        for size, text in texts.items():
+            relayed[size].append(await _turn(agent, text, relay=True))
+            whole[size].append(await _turn(agent, text, relay=False))
+    return {
+        str(size): {"relayed": spread(relayed[size], 1e3), "whole": spread(whole[size], 1e3)}
+        for size in SIZES
+    }
 
 
 def _engine_steps(model: str, runs: int) -> dict[str, Any]:

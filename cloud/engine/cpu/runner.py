@@ -37,8 +37,10 @@ class CpuRunner:
     def __init__(self, model: CpuModel, cache: KVCache, team: Team, most_rows: int) -> None:
         self._model, self._team, self._most_rows = model, team, most_rows
         self._cache = Cache(
-            *map(_bits, (cache.keys, cache.values)),
-            *map(_bits, (cache.key_scales, cache.value_scales)),
+            _bits(cache.keys),
+            _bits(cache.values),
+            cache.key_scales.numpy(),
+            cache.value_scales.numpy(),
         )
         self._scratch = _scratch(model.sizes, cache.width, most_rows, team.size)
         self._logits = np.empty((0, model.sizes.vocabulary), np.float32)
