@@ -14,7 +14,7 @@ from shared.models import known_models, model_path, pull
 from shared.paths import default_socket
 
 if TYPE_CHECKING:  # importing it loads torch, which `deltarelay models` can do without
-    from cloud.decoder import DecoderSettings
+    from cloud.settings import DecoderSettings
 
 
 def cloud(arguments: Sequence[str]) -> int:
@@ -32,7 +32,7 @@ def cloud(arguments: Sequence[str]) -> int:
     start_logging(options.log_level)
     if options.with_parent:
         die_with_parent()
-    from cloud.decoder import DecoderSettings
+    from cloud.settings import DecoderSettings
 
     settings = load_settings(DecoderSettings, options.config, _changes(options))
     addresses = settings.listen or [f"shm://{default_socket()}"]

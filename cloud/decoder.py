@@ -6,9 +6,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
 import torch
 
 from cloud.engine.blocks import BlockPool
@@ -20,6 +18,7 @@ from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation
 from cloud.grammar import Grammar
+from cloud.settings import DecoderSettings
 from cloud.template import ChatTemplate
 from cloud.voice import Voice
 from cloud.worker import Worker
@@ -27,6 +26,7 @@ from shared.errors import ConfigError
 from shared.frames import Sampling
 from shared.models import model_path
 from shared.nn.checkpoint import Checkpoint, load_checkpoint
+from shared.nn.llama import LlamaConfig
 from shared.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -35,36 +35,7 @@ log = logging.getLogger(__name__)
 MIN_CONTEXT = 64
 STEP_TOKENS, IDLE_STEP_TOKENS = 64, 512
 """Most tokens of a step while replies are under way, and otherwise."""
-
-Precision = Literal["fast", "bf16", "fp32", "exact"]
-"""Of weights. fast: as they are stored · bf16, fp32: rounded or widened · exact: fp32, and keys and
-values too."""
-
-
-class DecoderSettings(msgspec.Struct, frozen=True):
-    """Settings of `deltarelay cloud`."""
-
-    model: str = "smollm2-135m-instruct"
-    """A known model's name, or the path of a GGUF file or Hugging Face folder."""
-    listen: list[str] = []
-    """Where vehicles connect: shm:///path, mqtt://host:port; default: this user's socket."""
-    name: str = ""
-    """This decoder's name in its fleet; default: the host's name."""
-    fleet: str = "fleet"
-    context: int = 2048
-    """Tokens of one conversation, at most the model's."""
-    max_tokens: int = 1024
-    cache_mb: int = 1024
-    """Memory for keys and values."""
-    precision: Precision = "fast"
-    device: str = "cpu"
-    threads: int = 0
-    """Threads of a step; 0: one per core."""
-    seed: int | None = None
-    allow_uids: list[int] = []
-    """Users besides our own who may connect over shared memory."""
-    keep_seconds: float = 3600.0
-    """How long the conversation of a device that went away is kept."""
+MB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +67,10 @@ def load_brain(settings: DecoderSettings) -> Brain:
     device = _device(settings.device)
     digest = checkpoint.digest  # read the file now, not when the first vehicle says hello
     log.info("%s %s", checkpoint.name, digest[:12])
-    dtype = torch.float32 if settings.precision == "exact" else torch.bfloat16
-    per_block = KVCache.bytes_per_block(checkpoint.config, dtype)
-    num_blocks = settings.cache_mb * 1024 * 1024 // per_block
-    if num_blocks * BLOCK < context:
-        raise ConfigError(
-            f"cache_mb = {settings.cache_mb} holds {num_blocks * BLOCK} tokens, one conversation "
-            f"takes up to context = {context}: raise cache_mb or lower context"
-        )
-    cache = KVCache(checkpoint.config, num_blocks, dtype, device)
+    runner, num_blocks = _runner(checkpoint, settings, device, context)
     pool = BlockPool(num_blocks, BLOCK)
-    engine = Engine(
-        _runner(checkpoint, settings, cache, context),
-        pool,
-        Scheduler(pool, step_tokens=STEP_TOKENS, idle_step_tokens=IDLE_STEP_TOKENS),
-        Sampler(settings.seed),
-        time.monotonic,
-    )
+    scheduler = Scheduler(pool, step_tokens=STEP_TOKENS, idle_step_tokens=IDLE_STEP_TOKENS)
+    engine = Engine(runner, pool, scheduler, Sampler(settings.seed), time.monotonic)
     _warm_up(engine)
     template = ChatTemplate(checkpoint.template, tokenizer, checkpoint.name)
     return Brain(checkpoint, tokenizer, template, engine, context, num_blocks)
@@ -162,20 +120,66 @@ def _device(name: str) -> torch.device:
 
 
 def _runner(
-    checkpoint: Checkpoint, settings: DecoderSettings, cache: KVCache, context: int
-) -> BatchRunner:
-    device = cache.keys.device
+    checkpoint: Checkpoint, settings: DecoderSettings, device: torch.device, context: int
+) -> tuple[BatchRunner, int]:
+    """Return what runs batches, and the blocks of its cache."""
     if device.type != "cpu":
-        if settings.precision == "exact":
-            raise ConfigError("precision = 'exact' runs on the CPU; set device = 'cpu'")
-        dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
-        return ReferenceRunner(build_model(checkpoint, dtype, device, context), cache)
+        return _reference_runner(checkpoint, settings, device, context)
     from cloud.engine.cpu.model import pack_model
     from cloud.engine.cpu.runner import CpuRunner
     from cloud.engine.cpu.team import Team
     from cloud.engine.cpu.tiles import Form
 
     forms = {"fast": None, "bf16": Form.BF16, "fp32": Form.F32, "exact": Form.F32}
-    model = pack_model(checkpoint, context, forms[settings.precision])
+    model = pack_model(checkpoint, context, forms[settings.precision], settings.quantize)
+    dtype = torch.float32 if settings.precision == "exact" else _KV[settings.kv]
+    num_blocks = _num_blocks(settings, checkpoint.config, dtype, context, model.weights.data.nbytes)
+    cache = KVCache(checkpoint.config, num_blocks, dtype, device)
     team = Team(settings.threads or len(os.sched_getaffinity(0)))
-    return CpuRunner(model, cache, team, IDLE_STEP_TOKENS)
+    return CpuRunner(model, cache, team, IDLE_STEP_TOKENS), num_blocks
+
+
+def _reference_runner(
+    checkpoint: Checkpoint, settings: DecoderSettings, device: torch.device, context: int
+) -> tuple[BatchRunner, int]:
+    if settings.precision == "exact" or settings.kv == "int8" or settings.quantize:
+        raise ConfigError(
+            f"device = {settings.device!r} has neither precision = 'exact' nor kv = 'int8' nor "
+            "quantize; leave them out, or set device = 'cpu'"
+        )
+    weights = torch.float32 if settings.precision == "fp32" else torch.bfloat16
+    model = build_model(checkpoint, weights, device, context)
+    num_blocks = _num_blocks(settings, checkpoint.config, torch.bfloat16, context, 0)
+    cache = KVCache(checkpoint.config, num_blocks, torch.bfloat16, device)
+    return ReferenceRunner(model, cache), num_blocks
+
+
+_KV = {"bf16": torch.bfloat16, "int8": torch.int8}
+
+
+def _num_blocks(
+    settings: DecoderSettings,
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    context: int,
+    weight_bytes: int,
+) -> int:
+    """Return how many blocks of keys and values there is room for.
+
+    Raises:
+        ConfigError: not even one conversation fits.
+    """
+    room, source = settings.cache_mb * MB, f"cache_mb = {settings.cache_mb}"
+    if settings.memory_limit_mb and settings.memory_limit_mb * MB - weight_bytes < room:
+        room = settings.memory_limit_mb * MB - weight_bytes
+        source = (
+            f"memory_limit_mb = {settings.memory_limit_mb}, of which the weights take "
+            f"{weight_bytes / MB:.0f},"
+        )
+    num_blocks = max(0, room) // KVCache.bytes_per_block(config, dtype)
+    if num_blocks * BLOCK < context:
+        raise ConfigError(
+            f"{source} holds {num_blocks * BLOCK} tokens of keys and values, one conversation "
+            f"takes up to context = {context}: raise it, lower context, or set kv = 'int8'"
+        )
+    return num_blocks

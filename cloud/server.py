@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from cloud.connection import Connection
 from cloud.conversation import Conversation
-from cloud.decoder import Brain, DecoderSettings, default_name, make_voice
+from cloud.decoder import Brain, default_name, make_voice
+from cloud.settings import DecoderSettings
 from cloud.worker import Worker
 from shared.errors import (
     ConfigError,

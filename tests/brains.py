@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cloud.decoder import Brain, DecoderSettings, load_brain
+from cloud.decoder import Brain, load_brain
+from cloud.settings import DecoderSettings
 from tests.small_llama import random_llama, write_folder
 
 CHATML = (

@@ -7,9 +7,10 @@ from random import Random
 import pytest
 import torch
 
-from cloud.decoder import Brain, DecoderSettings, load_brain
+from cloud.decoder import Brain, load_brain
 from cloud.engine.engine import Engine
 from cloud.engine.sequence import Generation, Sequence
+from cloud.settings import DecoderSettings
 from edge.tokenizer import StreamingEncoder
 from shared.frames import Sampling
 from simulations.typist import type_text

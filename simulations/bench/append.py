@@ -6,9 +6,10 @@ from random import Random
 
 import torch
 
-from cloud.decoder import DecoderSettings, load_brain
+from cloud.decoder import load_brain
 from cloud.engine.cpu.runner import CpuRunner
 from cloud.engine.scheduler import Batch
+from cloud.settings import DecoderSettings
 
 NUM_APPENDS = 3000
 WINDOW = 100

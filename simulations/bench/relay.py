@@ -61,8 +61,9 @@ def _engine_steps(model: str, runs: int) -> dict[str, Any]:
     """
     from random import Random
 
-    from cloud.decoder import DecoderSettings, load_brain
+    from cloud.decoder import load_brain
     from cloud.engine.sequence import Generation
+    from cloud.settings import DecoderSettings
     from shared.frames import Sampling
 
     engine = load_brain(DecoderSettings(model=model)).engine

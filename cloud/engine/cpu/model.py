@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+import gguf
 import numpy as np
 
-from cloud.engine.cpu.simd import TILE
+from cloud.engine.cpu.simd import GROUP, TILE
 from cloud.engine.cpu.step import Sizes, Weights
 from cloud.engine.cpu.tiles import Form, form_of, pack, tile_bytes
 from shared.nn.checkpoint import Checkpoint
@@ -14,6 +16,8 @@ from shared.nn.weights import Weight
 
 _PARTS = ("q", "k", "v", "o", "gate", "up", "down")
 """In the order of `step.Q` to `step.DOWN`."""
+_FLOATS = ("F32", "F16", "BF16")
+Quantize = Literal["", "int8", "int4"]
 _LINE = 64
 """Matrices begin at whole cache lines."""
 
@@ -26,15 +30,18 @@ class CpuModel:
     weights: Weights
 
 
-def pack_model(checkpoint: Checkpoint, context: int, wanted: Form | None = None) -> CpuModel:
+def pack_model(
+    checkpoint: Checkpoint, context: int, wanted: Form | None = None, quantize: Quantize = ""
+) -> CpuModel:
     """Lay all weights out.
 
     Args:
         context: positions to prepare rotary angles for.
         wanted: as for `tiles.form_of`.
+        quantize: round matrices of floats to codes first.
     """
     config = checkpoint.config
-    matrices = list(_matrices(checkpoint))
+    matrices = [_quantized(weight, quantize) for weight in _matrices(checkpoint)]
     forms = [form_of(weight, wanted) for weight in matrices]
     places, size = [], 0
     for weight, form in zip(matrices, forms, strict=True):
@@ -72,6 +79,16 @@ def pack_model(checkpoint: Checkpoint, context: int, wanted: Form | None = None)
         any(form in (Form.INT4, Form.INT8) for form in forms),
     )
     return CpuModel(sizes, weights)
+
+
+def _quantized(weight: Weight, quantize: Quantize) -> Weight:
+    """Round floats to Q8_0 or Q4_1 blocks (ggml-quants.c); codes stay as they are."""
+    if not quantize or weight.kind not in _FLOATS or weight.shape[1] % GROUP:
+        return weight
+    kind = {"int8": gguf.GGMLQuantizationType.Q8_0, "int4": gguf.GGMLQuantizationType.Q4_1}[
+        quantize
+    ]
+    return Weight(kind.name, gguf.quantize(weight.dense().numpy(), kind), weight.shape)
 
 
 def _matrices(checkpoint: Checkpoint) -> Iterator[Weight]:

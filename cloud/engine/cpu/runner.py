@@ -35,7 +35,7 @@ class CpuRunner:
     """
 
     def __init__(self, model: CpuModel, cache: KVCache, team: Team, most_rows: int) -> None:
-        self._model, self._team, self._most_rows = model, team, most_rows
+        self._model, self.team, self._most_rows = model, team, most_rows
         self._cache = Cache(
             _bits(cache.keys),
             _bits(cache.values),
@@ -46,18 +46,23 @@ class CpuRunner:
         self._logits = np.empty((0, model.sizes.vocabulary), np.float32)
         self._phases = FIXED_PHASES + LAYER_PHASES * model.sizes.layers
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices: what a step reads."""
+        return self._model.weights.data.nbytes
+
     def run(self, batch: Batch) -> torch.Tensor:
         """Return the logits behind every chunk that samples: (sampled chunks, vocabulary).
 
         They are valid until the next run.
         """
         job = self._job(batch)
-        self._team.run(run_step, self._phases, job)
+        self.team.run(run_step, self._phases, job)
         return torch.from_numpy(job.logits)
 
     def run_attention(self, batch: Batch) -> None:
         """Run the attention of a batch that was just run once more, for those who time it."""
-        self._team.run(run_attention, self._model.sizes.layers, self._job(batch))
+        self.team.run(run_attention, self._model.sizes.layers, self._job(batch))
 
     def _job(self, batch: Batch) -> Job:
         rows = lay_out(batch, self._model.sizes.kv_heads)
