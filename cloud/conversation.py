@@ -64,7 +64,7 @@ class Conversation:
         self._begin()
 
         def add(engine: Engine) -> None:
-            self._sequence = engine.add()
+            self._sequence = engine.add(stream.body.adapter)
 
         voice.worker.submit(add)
         self._tell(self._prompt())
@@ -119,7 +119,7 @@ class Conversation:
     def _revised(self) -> None:
         user = self.stream.log.ids
         if self._make_room(len(user)):
-            self._tell([*self._prompt(), *user])
+            self._tell([*self._prompt(), *user], tail=len(self.stream.log.tail))
 
     def _ended(self) -> None:
         user, body, reply = self.stream.log.committed, self.stream.body, self.stream.reply
@@ -217,23 +217,30 @@ class Conversation:
         return len(self._prompt()) + wanted <= context
 
     def _tell(
-        self, prompt: list[int], lane: Lane = Lane.LIVE, reply: Generation | None = None
+        self,
+        prompt: list[int],
+        lane: Lane = Lane.LIVE,
+        reply: Generation | None = None,
+        tail: int = 0,
     ) -> None:
         """Tell the engine what the sequence is now, and what reply is wanted behind it.
 
         One command for both: the step that runs the last ids also draws the first token.
+
+        Args:
+            tail: ids at the end that the next revision may change: never shared with others.
         """
         keep = common_prefix(self._told, prompt)
         if keep == len(self._told) == len(prompt) and reply is None:
             return
         self._told, rest = prompt, prompt[keep:]
-        deadline = self._expires
+        deadline, settled = self._expires, len(prompt) - tail
 
         def command(engine: Engine) -> None:
             if (sequence := self._sequence) is None:
                 return
             sequence.lane = lane
-            engine.splice(sequence, keep, rest)
+            engine.splice(sequence, keep, rest, settled)
             if reply is not None:
                 engine.generate(sequence, reply, deadline)
 

@@ -65,10 +65,7 @@ class Vehicle:
     async def hold(self, dialogue: Dialogue) -> None:
         """Hold a typed dialogue."""
         async with AsyncExitStack() as stack:
-            relayed, whole = [
-                await stack.enter_async_context(self._conversation(dialogue.system))
-                for _ in range(2)
-            ]
+            relayed, whole = await self._conversations(stack, dialogue.system)
             for turn in dialogue.turns:
                 readings = typed(turn, self._options, self._rng)
                 await self._turn(relayed, whole, readings, turn.barge_in_after)
@@ -79,13 +76,18 @@ class Vehicle:
         start, seconds = SPEECH
         source = SpeechSource(recording, start=start, seconds=seconds)
         async with AsyncExitStack() as stack:
-            relayed, whole = [
-                await stack.enter_async_context(self._conversation(system)) for _ in range(2)
-            ]
+            relayed, whole = await self._conversations(stack, system)
             await self._turn(relayed, whole, source.readings(), None, spoken=True)
 
-    def _conversation(self, system: str):  # type: ignore[no-untyped-def]  # a context manager of a Talk
-        return self._agent.conversation(system=system, max_tokens=self._options.max_tokens)
+    async def _conversations(self, stack: AsyncExitStack, system: str) -> list[Talk]:
+        """Open two of the same kind. The decoder shares prefixes: they differ in the first word."""
+        most = self._options.max_tokens
+        return [
+            await stack.enter_async_context(
+                self._agent.conversation(system=f"{greeting} {system}", max_tokens=most)
+            )
+            for greeting in ("Hello.", "Welcome.")
+        ]
 
     async def _turn(
         self,

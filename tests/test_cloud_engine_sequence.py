@@ -36,15 +36,3 @@ def test_a_generating_sequence_always_has_a_token_to_run() -> None:
     sequence.generation = Generation(Sampling(), 1, frozenset(), lambda _t, _w: None)
     assert sequence.remaining == 1
     assert sequence.decoding
-
-
-def test_trimming_gives_up_exactly_the_blocks_behind_the_cached_ids() -> None:
-    sequence = Sequence(0, list(range(40)), cached=17, blocks=[5, 6, 7])
-    assert sequence.trim(16) == [7]
-    assert sequence.blocks == [5, 6]
-
-
-def test_eviction_takes_the_blocks_and_leaves_the_ids() -> None:
-    sequence = Sequence(0, [1, 2], cached=2, blocks=[3])
-    assert sequence.evict() == [3]
-    assert (sequence.ids, sequence.cached, sequence.evictions) == ([1, 2], 0, 1)

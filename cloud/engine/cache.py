@@ -48,6 +48,12 @@ class KVCache:
             values.transpose(0, 1).flatten(1, 2)[:, :count, :dim],
         )
 
+    def copy(self, source: int, target: int) -> None:
+        """Copy the keys and values of a block."""
+        for part in (self.keys, self.values, self.key_scales, self.value_scales):
+            if part.shape[1]:
+                part[:, target].copy_(part[:, source])
+
     @staticmethod
     def bytes_per_block(config: LlamaConfig, dtype: torch.dtype) -> int:
         """Return the bytes one block takes over all layers."""

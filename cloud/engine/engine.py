@@ -1,6 +1,6 @@
 """The whole hot loop: schedule, run, commit. One thread owns it; nothing here does I/O."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,13 +12,15 @@ from cloud.engine.blocks import BlockPool
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Batch, Scheduler
 from cloud.engine.sequence import Generation, Lane, Sequence
+from cloud.engine.tables import evict, publish, truncate
 from shared.frames import Reason
 
 
 class BatchRunner(Protocol):
-    """Runs a batch; returns the logits behind every chunk that samples, in order."""
+    """Owns the cache; runs a batch; returns the logits behind every chunk that samples."""
 
     def run(self, batch: Batch) -> torch.Tensor: ...
+    def copy_block(self, source: int, target: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +76,25 @@ class Engine:
         """Blocks nobody holds."""
         return self._pool.num_free
 
-    def add(self) -> Sequence:
-        """Begin a sequence."""
-        sequence = Sequence(next(self._numbers), touched=self._clock())
+    def add(self, namespace: Hashable = "") -> Sequence:
+        """Begin a sequence; it shares prefixes with others of its namespace."""
+        sequence = Sequence(next(self._numbers), touched=self._clock(), namespace=namespace)
         self._sequences[sequence.number] = sequence
         return sequence
 
-    def splice(self, sequence: Sequence, keep: int, ids: Ids[int]) -> None:
-        """Keep the first `keep` ids of a sequence that is not generating, and append `ids`."""
+    def splice(
+        self, sequence: Sequence, keep: int, ids: Ids[int], settled: int | None = None
+    ) -> None:
+        """Keep the first `keep` ids of a sequence that is not generating, and append `ids`.
+
+        Args:
+            settled: leading ids that are no tail; all of them by default.
+        """
         assert sequence.generation is None
-        sequence.splice(keep, ids)
-        self._pool.release(sequence.trim(self._pool.block_size))
+        sequence.splice(keep, ids, settled)
+        copy = truncate(self._pool, sequence)
+        if copy is not None:
+            self.runner.copy_block(*copy)
         sequence.touched = self._clock()
 
     def generate(self, sequence: Sequence, generation: Generation, deadline: float) -> None:
@@ -100,7 +110,7 @@ class Engine:
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free its blocks."""
         sequence.generation = None
-        self._pool.release(sequence.evict())
+        evict(self._pool, sequence)
         del self._sequences[sequence.number]
 
     def step(self) -> StepResult | None:
@@ -120,6 +130,7 @@ class Engine:
     def _commit(self, batch: Batch, logits: torch.Tensor) -> list[Drawn]:
         for chunk in batch.chunks:
             chunk.sequence.cached = chunk.start + chunk.count
+            publish(self._pool, chunk.sequence)
         sampling = [chunk.sequence for chunk in batch.chunks if chunk.sample]
         if not sampling:
             return []

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cloud.engine.blocks import BlockPool
 from cloud.engine.sequence import Sequence
+from cloud.engine.tables import adopt, evict
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ class Scheduler:
         for sequence in busy:
             if budget <= 0 and (not sequence.decoding or len(chunks) >= self._idle_step_tokens):
                 break
+            adopt(self._pool, sequence)
+            if sequence.remaining == 0:
+                continue
             chunk = self._chunk(sequence, budget)
             planned.add(sequence.number)
             if not self._make_room(chunk, everyone, busy, planned):
@@ -82,13 +86,12 @@ class Scheduler:
         self, chunk: Chunk, everyone: list[Sequence], busy: list[Sequence], planned: set[int]
     ) -> bool:
         sequence = chunk.sequence
-        self._pool.release(sequence.trim(self._pool.block_size))
         needed = self._pool.blocks_for(chunk.start + chunk.count) - len(sequence.blocks)
         while self._pool.num_free < needed:
             victim = self._victim(everyone, busy, planned)
             if victim is None:
                 return False
-            self._pool.release(victim.evict())
+            evict(self._pool, victim)
             self.num_evictions += 1
         if needed > 0:
             sequence.blocks += self._pool.allocate(needed)

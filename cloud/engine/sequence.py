@@ -1,6 +1,6 @@
 """A sequence: token ids, how much of them is cached, and what is wanted of it. No torch, no I/O."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -56,6 +56,12 @@ class Sequence:
     cached: int = 0
     """Leading ids whose keys and values are in `blocks`."""
     blocks: list[int] = field(default_factory=list[int])
+    namespace: Hashable = ""
+    """Blocks are shared within one only."""
+    settled: int = 0
+    """Leading ids that are no tail: their full blocks may be shared."""
+    published: int = 0
+    """Leading blocks that others may find."""
     generation: Generation | None = None
     lane: Lane = Lane.LIVE
     deadline: float = float("inf")
@@ -79,11 +85,15 @@ class Sequence:
         """Only its last id is left to run, and a token comes out of it."""
         return self.generation is not None and self.cached >= len(self.ids) - 1
 
-    def splice(self, keep: int, ids: Ids[int]) -> int:
+    def splice(self, keep: int, ids: Ids[int], settled: int | None = None) -> int:
         """Keep the first `keep` ids and append `ids`; return how many ids really changed place.
 
         What is equal at the joint stays cached: a splice that changes no id changes nothing.
+
+        Args:
+            settled: leading ids that are no tail; all of them by default.
         """
+        self.settled = keep + len(ids) if settled is None else settled
         old = self.ids[keep:]
         same = common_prefix(old, ids)
         if same == len(old) == len(ids):
@@ -93,18 +103,3 @@ class Sequence:
         self.ids.extend(ids[same:])
         self.cached = min(self.cached, keep + same)
         return len(old) - same + len(ids) - same
-
-    def trim(self, block_size: int) -> list[int]:
-        """Give up the blocks behind the cached ids; return them."""
-        needed = -(-self.cached // block_size)
-        spare = self.blocks[needed:]
-        del self.blocks[needed:]
-        return spare
-
-    def evict(self) -> list[int]:
-        """Give up all blocks; return them. The ids stay, to be prefilled when they are wanted."""
-        self.parked = self.remaining == 0
-        blocks, self.blocks = self.blocks, []
-        self.cached = 0
-        self.evictions += 1
-        return blocks

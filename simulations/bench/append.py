@@ -50,3 +50,7 @@ class AttentionClock:
         self.step_seconds = ended - began
         self.attention_seconds = time.perf_counter() - ended
         return logits
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of a block."""
+        self._runner.copy_block(source, target)

@@ -39,14 +39,14 @@ async def bench_relay(model: str, runs: int) -> dict[str, Any]:
 
 
 async def _turns(agent: Agent, runs: int) -> dict[str, dict[str, dict[str, float]]]:
-    texts = {size: text_of(agent.tokenizer, size) for size in SIZES}
     relayed: dict[int, list[float]] = {size: [] for size in SIZES}
     whole: dict[int, list[float]] = {size: [] for size in SIZES}
     for run in range(runs):  # in turn, so that the machine's moods hit all of them
         progress(f"turns of {', '.join(map(str, SIZES))} tokens: {run + 1} of {runs}")
-        for size, text in texts.items():
-            relayed[size].append(await _turn(agent, text, relay=True))
-            whole[size].append(await _turn(agent, text, relay=False))
+        for size in SIZES:
+            for times, relay in ((relayed, True), (whole, False)):
+                text = text_of(agent.tokenizer, size, 2 * run + relay)
+                times[size].append(await _turn(agent, text, relay=relay))
     return {
         str(size): {"relayed": spread(relayed[size], 1e3), "whole": spread(whole[size], 1e3)}
         for size in SIZES
@@ -94,10 +94,14 @@ def _engine_steps(model: str, runs: int) -> dict[str, Any]:
     }
 
 
-def text_of(tokenizer: Tokenizer, size: int) -> str:
-    """Return about `size` tokens of what drivers say."""
+def text_of(tokenizer: Tokenizer, size: int, number: int = 0) -> str:
+    """Return about `size` tokens of what drivers say; no two numbers share a beginning.
+
+    The decoder shares prefixes: a text that it has had before would cost it nothing.
+    """
     said = " ".join(turn.text for d in load_dialogues() if d.language == "en" for turn in d.turns)
-    ids = tokenizer.encode(said)
+    words = said.split()
+    ids = tokenizer.encode(f"{number}: " + " ".join(words[number:] + words[:number]))
     while len(ids) < size:
         ids += ids
     return decode(tokenizer, ids[:size]).strip()

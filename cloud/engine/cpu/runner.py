@@ -36,6 +36,7 @@ class CpuRunner:
 
     def __init__(self, model: CpuModel, cache: KVCache, team: Team, most_rows: int) -> None:
         self._model, self.team, self._most_rows = model, team, most_rows
+        self._paged = cache
         self._cache = Cache(
             _bits(cache.keys),
             _bits(cache.values),
@@ -59,6 +60,10 @@ class CpuRunner:
         job = self._job(batch)
         self.team.run(run_step, self._phases, job)
         return torch.from_numpy(job.logits)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of a block."""
+        self._paged.copy(source, target)
 
     def run_attention(self, batch: Batch) -> None:
         """Run the attention of a batch that was just run once more, for those who time it."""

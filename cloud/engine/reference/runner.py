@@ -30,3 +30,7 @@ class ReferenceRunner:
         if not len(plan.sampled):
             return x[:0]
         return model.head(norm(x[plan.sampled], model.norm, eps))
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of a block."""
+        self._cache.copy(source, target)
