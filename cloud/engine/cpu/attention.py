@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud.engine.cache import BLOCK
-from cloud.engine.cpu.simd import ROWS, TILE, dot, encode, exp, widen
+from cloud.engine.cpu.simd import ROWS, TILE, dot, encode, exp, prefetch, widen
 
 Floats = NDArray[np.float32]
 Cached = NDArray[Any]
@@ -135,6 +135,7 @@ def attend(
     first_q = (head * q.shape[1] + row) * group * width
     quantized = len(key_scales) > 0
     block_keys = keys.shape[1] * width * BLOCK  # elements from one block to the next
+    lines = width * BLOCK * keys.itemsize // 64
     for j in range(size):
         most[j], mass[j] = np.float32(-1e30), np.float32(0.0)
         for i in range(width):
@@ -143,6 +144,10 @@ def attend(
     for start in range(0, last, CHUNK):
         count = min(CHUNK, last - start)
         base = max(0, start - context + 1) * group  # earlier rows see none of these keys
+        for p in range(start + CHUNK, min(start + 2 * CHUNK, last), BLOCK):
+            at = table[p // BLOCK] * block_keys + head * width * BLOCK
+            prefetch(keys, at, lines)
+            prefetch(values, at, lines)
         for j in range(base, size):
             for p in range(CHUNK):
                 scores[j, p] = 0.0

@@ -132,6 +132,14 @@ class _Emitter:
         function = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.fma.v{TILE}f32")
         return self.b.call(function, [a, b, c])
 
+    def prefetch(self, pointer: ir.Value, size: int) -> None:
+        """Ask for `size` bytes that are read soon."""
+        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
+        for line in range(0, size, _LINE):
+            read, soon, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+            self.b.call(function, [self.plus(pointer, line), read, soon, data])
+
     def halves(self, pointer: ir.Value) -> ir.Value:
         return self.b.fpext(self.load(pointer, _F16), _FLOATS)
 
@@ -256,6 +264,10 @@ def _make_dot(form: str | None) -> Any:
 GROUP_BYTES = {"int4": 4 * TILE + TILE * GROUP // 2, "int8": 2 * TILE + TILE * GROUP}
 """Bytes of the 16 columns of one group."""
 _PAIRS = GROUP // 2
+_LINE = 64
+"""Bytes of a cache line."""
+_AHEAD = 2048
+"""Bytes between what is multiplied and what is asked for: weights come from memory, once a step."""
 
 
 class _Codes:
@@ -336,7 +348,10 @@ def _make_dot_codes(form: str, *, unpacked: bool = False) -> Any:
                 row_s = [e.times(s_stride, 4 * r) for r in range(count)]
                 sums = [cgutils.alloca_once(builder, _INTEGERS) for _ in range(count)]
                 with cgutils.for_range(builder, groups) as loop:
-                    group = _Codes(e, form, e.plus(first_w, e.times(loop.index, GROUP_BYTES[form])))
+                    here = e.plus(first_w, e.times(loop.index, GROUP_BYTES[form]))
+                    if not unpacked:
+                        e.prefetch(e.plus(here, _AHEAD), GROUP_BYTES[form])
+                    group = _Codes(e, form, here)
                     wide = e.plus(first_panel, e.times(loop.index, 4 * TILE * _PAIRS))
                     xs = [e.plus(x, e.times(loop.index, 2 * GROUP)) for x in row_x]
                     for one in sums:
@@ -476,6 +491,20 @@ def exp(x: np.float32) -> np.float32:
     p = p * r + np.float32(1.0)
     p = p * r + np.float32(1.0)
     return p * np.uint32(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)).view(np.float32)
+
+
+@intrinsic
+def prefetch(_typing: Any, array: Any, at: Any, lines: Any) -> Any:
+    """Ask for cache lines that are read soon, from element `at` of an array on."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        e = _Emitter(context, builder, signature)
+        first = e.pointer(0, values, values[1])
+        with cgutils.for_range(builder, values[2]) as loop:
+            e.prefetch(e.plus(first, e.times(loop.index, _LINE)), _LINE)
+        return context.get_dummy_value()
+
+    return types.void(array, at, lines), generate
 
 
 @intrinsic
