@@ -5,8 +5,10 @@ sequence is spliced at the longest common prefix: a frame that changes no id cha
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ids
 
+from cloud.ahead import Ahead, Draft
 from cloud.engine.engine import Engine
 from cloud.engine.sequence import Generation, Lane, Sequence
 from cloud.stop import StopFilter
@@ -55,6 +57,7 @@ class Conversation:
         self._generation: Generation | None = None
         self._stop: StopFilter | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._ahead = Ahead(voice.ahead, voice.ahead_counts, self._draw_ahead, self._cancel)
         self._expires = float("inf")
         """When the reply under way must be complete."""
         self._told: list[int] = []
@@ -118,30 +121,41 @@ class Conversation:
 
     def _revised(self) -> None:
         user = self.stream.log.ids
+        if self._ahead.stands(user):
+            return  # a tail was committed as it stood
+        self._ahead.drop()
         if self._make_room(len(user)):
             self._tell([*self._prompt(), *user], tail=len(self.stream.log.tail))
+            self._ahead.wait()
 
     def _ended(self) -> None:
+        began = self._voice.clock()
         user, body, reply = self.stream.log.committed, self.stream.body, self.stream.reply
+        if reply:  # begun elsewhere
+            self._ahead.drop()
+        draft = self._ahead.take(user)
         if not self._make_room(len(user)):
             most = self._voice.longest_turn
             why = f"the turn has {len(user)} tokens, this decoder takes about {most}: split it"
             self._notice("turn-refused", why)
             self._finish(Reason.ERROR)
             return
-        prompt = [*self._prompt(), *user, *self._voice.template.reply_opening]
-        room = self._voice.context - len(prompt)
-        most = min(body.max_tokens, self._voice.max_tokens, room)
+        prompt, most = self._asked(user)
         if len(reply) >= most:
             self._finish(Reason.LENGTH)
             return
         self._stop = StopFilter(self._voice.tokenizer, body.stop) if body.stop else None
         self._expires = float("inf")
         if body.deadline > 0:
-            self._expires = self._voice.clock() + body.deadline
+            self._expires = began + body.deadline
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(body.deadline, self._expire)
-        self._speak([*prompt, *reply], most)
+        if draft is None:
+            self._generation = self._reply(most, reply)
+            self._tell([*prompt, *reply], reply=self._generation)
+        else:
+            self._adopt(draft)
+            self._voice.ahead_counts.seconds.append(self._voice.clock() - began)
 
     def _cancelled(self, event: Cancelled) -> None:
         self._silence()
@@ -163,23 +177,37 @@ class Conversation:
     # --- what the engine reports
 
     def _drawn(self, generation: Generation, token: int, why: str) -> None:
-        if generation is not self._generation or not self.stream.ended:
-            return  # of a reply that was cancelled
+        draft = self._ahead.owns(generation)
+        if draft is not None:
+            draft.drawn.append((token, why))
+        elif generation is self._generation and self.stream.ended:
+            self._take([(token, why)])
+        # else it is of a reply that was cancelled
+
+    def _take(self, drawn: Iterable[tuple[int, str]]) -> None:
+        """Give tokens to the stream, up to a stop string or the reply's end."""
         self.touched = self._voice.clock()
-        fresh, stopped = [token], False
-        if why == Reason.STOP:
-            fresh = []
-        elif self._stop is not None:
-            fresh, stopped = self._stop.feed(token)
-        if why and not stopped and self._stop is not None:
-            fresh += self._stop.flush()
+        fresh: list[int] = []
+        reason = ""
+        for token, why in drawn:
+            if self._stop is None:
+                fresh += [] if why == Reason.STOP else [token]
+                reason = why
+                continue
+            if why != Reason.STOP:
+                released, stopped = self._stop.feed(token)
+                fresh += released
+                if stopped:
+                    reason = Reason.STOP
+                    break
+            if why:
+                fresh += self._stop.flush()
+                reason = why
         if fresh:
             self.stream.extend_reply(fresh)
-        if stopped:
+        if reason:
             self._silence()
-            self._finish(Reason.STOP)
-        elif why:
-            self._finish(why)
+            self._finish(reason)
         else:
             self._on_change()
 
@@ -246,36 +274,68 @@ class Conversation:
 
         self._voice.worker.submit(command)
 
-    def _speak(self, prompt: list[int], most: int) -> None:
-        """Have the engine reply behind `prompt`."""
+    def _asked(self, user: Ids[int]) -> tuple[list[int], int]:
+        """Return the prompt for a reply to `user`, and how many tokens the reply may have."""
+        prompt = [*self._prompt(), *user, *self._voice.template.reply_opening]
+        room = self._voice.context - len(prompt)
+        return prompt, min(self.stream.body.max_tokens, self._voice.max_tokens, room)
+
+    def _reply(self, most: int, already: Ids[int], pause_at: int | None = None) -> Generation:
+        """Return a reply that goes on after the ids there are of it already."""
         constraint = None
         if self._matcher is not None:
-            constraint = self._voice.grammar.constraint(self._matcher, self.stream.reply)
+            constraint = self._voice.grammar.constraint(self._matcher, already)
         generation = Generation(
             self.stream.body.sampling,
             most,
             self._voice.stop_ids,
             lambda token, why: self._drawn(generation, token, why),
             constraint,
-            produced=len(self.stream.reply),
+            produced=len(already),
+            pause_at=pause_at,
         )
-        self._generation = generation
-        self._tell(prompt, reply=generation)
+        return generation
 
-    def _silence(self) -> None:
-        """Stop the reply under way, if any."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if self._generation is None:
-            return
-        self._generation = None
+    def _draw_ahead(self) -> Draft | None:
+        """The turn may have ended: begin the reply to it as it stands."""
+        user, tail = self.stream.log.ids, len(self.stream.log.tail)
+        prompt, most = self._asked(user)
+        if self.stream.ended or not user or most < 1:
+            return None
+        draft = Draft(user, self._reply(most, (), pause_at=self._voice.ahead.tokens))
+        opening = len(self._voice.template.reply_opening)
+        self._tell(prompt, reply=draft.generation, tail=tail + opening)
+        return draft
 
-        def cancel(engine: Engine) -> None:
+    def _adopt(self, draft: Draft) -> None:
+        """The turn has ended as the draft assumed: its tokens go out, and it goes on."""
+        self._generation, deadline = draft.generation, self._expires
+
+        def release(engine: Engine) -> None:
             if (sequence := self._sequence) is not None:
+                engine.release(sequence, draft.generation, deadline)
+
+        self._voice.worker.submit(release)
+        if draft.drawn:
+            self._take(draft.drawn)
+
+    def _cancel(self, generation: Generation) -> None:
+        def cancel(engine: Engine) -> None:
+            sequence = self._sequence
+            if sequence is not None and sequence.generation is generation:
                 engine.cancel(sequence)
 
         self._voice.worker.submit(cancel)
+
+    def _silence(self) -> None:
+        """Stop the reply under way, if any, and what was drawn ahead."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._ahead.drop()
+        generation, self._generation = self._generation, None
+        if generation is not None:
+            self._cancel(generation)
 
     def _finish(self, reason: str) -> None:
         """The reply is complete: it becomes history, and the next turn's opening is prefilled."""

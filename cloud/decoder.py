@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from cloud.ahead import AheadSettings
 from cloud.engine.blocks import BlockPool
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.engine import BatchRunner, Engine
@@ -17,6 +18,7 @@ from cloud.engine.reference.runner import ReferenceRunner
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation
+from cloud.engine.steptime import StepTime
 from cloud.grammar import Grammar
 from cloud.settings import DecoderSettings
 from cloud.template import ChatTemplate
@@ -69,8 +71,9 @@ def load_brain(settings: DecoderSettings) -> Brain:
     log.info("%s %s", checkpoint.name, digest[:12])
     runner, num_blocks = _runner(checkpoint, settings, device, context)
     pool = BlockPool(num_blocks, BLOCK)
-    scheduler = Scheduler(pool, step_tokens=STEP_TOKENS, idle_step_tokens=IDLE_STEP_TOKENS)
-    engine = Engine(runner, pool, scheduler, Sampler(settings.seed), time.monotonic)
+    times = StepTime()
+    scheduler = Scheduler(pool, times, step_tokens=STEP_TOKENS, idle_step_tokens=IDLE_STEP_TOKENS)
+    engine = Engine(runner, pool, scheduler, Sampler(settings.seed), time.monotonic, times)
     _warm_up(engine)
     template = ChatTemplate(checkpoint.template, tokenizer, checkpoint.name)
     return Brain(checkpoint, tokenizer, template, engine, context, num_blocks)
@@ -87,7 +90,7 @@ def _warm_up(engine: Engine) -> None:
     engine.remove(sequence)
 
 
-def make_voice(brain: Brain, worker: Worker, max_tokens: int) -> Voice:
+def make_voice(brain: Brain, worker: Worker, settings: DecoderSettings) -> Voice:
     """Return what the conversations of this model share."""
     return Voice(
         brain.template,
@@ -97,9 +100,10 @@ def make_voice(brain: Brain, worker: Worker, max_tokens: int) -> Voice:
         ),
         brain.checkpoint.stop_ids,
         brain.context,
-        max_tokens,
+        settings.max_tokens,
         worker,
         time.monotonic,
+        AheadSettings(settings.ahead_tokens, settings.ahead_after),
     )
 
 

@@ -57,7 +57,7 @@ class Decoder:
         self._settings = settings
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.worker = Worker(brain.engine, on_failed=self._fail)
-        self.voice = make_voice(brain, self.worker, settings.max_tokens)
+        self.voice = make_voice(brain, self.worker, settings)
         self._control = frozenset(brain.tokenizer.header.control)
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._epochs: dict[str, int] = {}

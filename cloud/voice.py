@@ -1,8 +1,9 @@
 """What all conversations of one decoder share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cloud.ahead import AheadCounts, AheadSettings
 from cloud.grammar import Grammar
 from cloud.template import ChatTemplate
 from cloud.worker import Worker
@@ -25,6 +26,8 @@ class Voice:
     """Most tokens of one reply, whatever a device asks for."""
     worker: Worker
     clock: Callable[[], float]
+    ahead: AheadSettings = field(default_factory=AheadSettings)
+    ahead_counts: AheadCounts = field(default_factory=AheadCounts)
 
     @property
     def longest_turn(self) -> int:

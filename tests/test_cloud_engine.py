@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from cloud.decoder import Brain
+from cloud.engine.batch import Batch
 from cloud.engine.engine import Engine
 from cloud.engine.reference.model import build_model
 from cloud.engine.sampler import Sampler, distribution
-from cloud.engine.scheduler import Batch
 from cloud.engine.sequence import Generation, Sequence
 from cloud.engine.tables import evict
 from shared.frames import Sampling

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cloud.engine.batch import Batch, Chunk
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.cpu import simd
 from cloud.engine.cpu.matmul import PANEL, Input, decode, encode_row, multiply
@@ -26,7 +27,6 @@ from cloud.engine.cpu.team import Team
 from cloud.engine.cpu.tiles import Form, form_of, pack, tile_bytes
 from cloud.engine.reference.model import build_model
 from cloud.engine.reference.runner import ReferenceRunner
-from cloud.engine.scheduler import Batch, Chunk
 from cloud.engine.sequence import Sequence
 from shared.nn.checkpoint import Checkpoint, load_checkpoint
 from shared.nn.weights import Weight

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
 from cloud.engine.engine import Engine
 from cloud.engine.prefix import PrefixIndex
-from cloud.engine.scheduler import Batch, Scheduler
+from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Sequence
 from cloud.engine.tables import evict
 from shared.frames import Sampling

@@ -1,7 +1,8 @@
 """Who runs in the next step, and who makes room."""
 
+from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
-from cloud.engine.scheduler import Batch, Scheduler
+from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, Sequence
 from shared.frames import Sampling
 

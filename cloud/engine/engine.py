@@ -8,10 +8,12 @@ from typing import Protocol
 
 import torch
 
+from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
 from cloud.engine.sampler import Sampler
-from cloud.engine.scheduler import Batch, Scheduler
+from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, Sequence
+from cloud.engine.steptime import StepTime
 from cloud.engine.tables import evict, publish, truncate
 from shared.frames import Reason
 
@@ -46,6 +48,7 @@ class Engine:
 
     Args:
         clock: seconds; only differences count.
+        times: learns from every step; the scheduler may ask it.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class Engine:
         scheduler: Scheduler,
         sampler: Sampler,
         clock: Callable[[], float],
+        times: StepTime | None = None,
     ) -> None:
         self.runner, self._pool = runner, pool
         self._scheduler, self._sampler, self._clock = scheduler, sampler, clock
+        self._times = times if times is not None else StepTime()
         self._sequences: dict[int, Sequence] = {}
         self._numbers = count()
 
@@ -100,8 +105,15 @@ class Engine:
     def generate(self, sequence: Sequence, generation: Generation, deadline: float) -> None:
         """Draw tokens behind the sequence's ids until a stop id or the reply's bound."""
         assert sequence.ids, "an empty sequence has nothing to go on from"
-        sequence.generation, sequence.lane = generation, Lane.LIVE
+        ahead = generation.pause_at is not None
+        sequence.generation, sequence.lane = generation, Lane.AHEAD if ahead else Lane.LIVE
         sequence.deadline, sequence.parked = deadline, False
+
+    def release(self, sequence: Sequence, generation: Generation, deadline: float) -> None:
+        """The turn has ended as a reply ahead of it assumed: it goes on, if it has not ended."""
+        generation.pause_at = None
+        if sequence.generation is generation:
+            sequence.lane, sequence.deadline, sequence.parked = Lane.LIVE, deadline, False
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop generating."""
@@ -121,7 +133,9 @@ class Engine:
             return None
         logits = self.runner.run(batch)
         drawn = self._commit(batch, logits)
-        return StepResult(batch.num_tokens, self._clock() - started, drawn)
+        seconds = self._clock() - started
+        self._times.observe(batch, seconds)
+        return StepResult(batch.num_tokens, seconds, drawn)
 
     def check(self) -> None:
         """Assert that every block is accounted for."""

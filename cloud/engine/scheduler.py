@@ -1,52 +1,54 @@
 """Decides what the next step runs. No torch, no clock; the decision is a value.
 
-Order: replies under way (one token each), then live turns by deadline, then bulk prefill, within a
-bound of tokens a step. Room comes from idle sequences first (coldest first), then from the least
-urgent of the busy ones; every victim keeps its ids and is prefilled again when it is its turn.
+Order: replies under way (one token each), then live turns by deadline, then bulk prefill, then what
+is run ahead of an end of turn. While replies are under way a step may take `SLOWDOWN` times what
+they take alone, by the step times seen so far. Room comes from idle sequences first (coldest
+first), then from the least urgent of the busy ones; every victim keeps its ids and is prefilled
+again when it is its turn.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Protocol
 
+from cloud.engine.batch import Batch, Chunk, keys_of
 from cloud.engine.blocks import BlockPool
 from cloud.engine.sequence import Sequence
 from cloud.engine.tables import adopt, evict
 
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Ids `start..start + count` of a sequence; `sample`: a token is drawn behind the last."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    sample: bool
+SLOWDOWN = 2.0
+"""How much longer a step may get for those who are being replied to."""
+_MIN_STEPS = 16
+"""Steps after which predictions count."""
+MIN_CHUNK = 8
+"""Tokens beside replies that a step always has room for: prefill goes on, however slowly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step: chunks of different sequences, run as one flat batch of tokens."""
-
-    chunks: tuple[Chunk, ...]
+class StepTime(Protocol):
+    """Knows how long steps take."""
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens in the flat batch."""
-        return sum(chunk.count for chunk in self.chunks)
+    def num_steps(self) -> int: ...
+    def predict(self, rows: int, keys: int) -> float: ...
 
 
 class Scheduler:
     """Chooses chunks and sees to it that they have blocks.
 
     Args:
-        step_tokens: at most so many tokens a step while replies are under way.
-        idle_step_tokens: at most so many otherwise.
+        times: step times seen so far.
+        step_tokens: at most so many tokens a step beside replies while `times` knows too little.
+        idle_step_tokens: at most so many ever.
     """
 
     def __init__(
-        self, pool: BlockPool, *, step_tokens: int = 64, idle_step_tokens: int = 512
+        self,
+        pool: BlockPool,
+        times: StepTime | None = None,
+        *,
+        step_tokens: int = 64,
+        idle_step_tokens: int = 512,
     ) -> None:
-        self._pool = pool
+        self._pool, self._times = pool, times
         self._step_tokens, self._idle_step_tokens = step_tokens, idle_step_tokens
         self.num_evictions = 0
 
@@ -56,11 +58,11 @@ class Scheduler:
         busy = sorted((s for s in everyone if s.remaining > 0), key=_urgency)
         if not busy:
             return None
-        budget = self._step_tokens if busy[0].decoding else self._idle_step_tokens
+        budget = self._budget(busy)
         chunks: list[Chunk] = []
         planned: set[int] = set()
         for sequence in busy:
-            if budget <= 0 and (not sequence.decoding or len(chunks) >= self._idle_step_tokens):
+            if budget <= 0:
                 break
             adopt(self._pool, sequence)
             if sequence.remaining == 0:
@@ -74,6 +76,25 @@ class Scheduler:
             chunks.append(chunk)
             budget -= chunk.count
         return Batch(tuple(chunks)) if chunks else None
+
+    def _budget(self, busy: list[Sequence]) -> int:
+        """Return the tokens of the next step."""
+        replies = [s for s in busy if s.decoding and not s.is_ahead]
+        if not replies:
+            return self._idle_step_tokens
+        rows, keys = len(replies), sum(len(s.ids) for s in replies)
+        if self._times is None or self._times.num_steps < _MIN_STEPS:
+            return max(self._step_tokens, rows)
+        most = SLOWDOWN * self._times.predict(rows, keys)
+        start = next((s.cached for s in busy if not s.decoding), 0)
+        low, high = MIN_CHUNK, max(MIN_CHUNK, self._idle_step_tokens - rows)
+        while low < high:  # the largest chunk that is still in time
+            middle = (low + high + 1) // 2
+            if self._times.predict(rows + middle, keys + keys_of(start, middle)) <= most:
+                low = middle
+            else:
+                high = middle - 1
+        return rows + low
 
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         end = len(sequence.ids)
@@ -109,7 +130,7 @@ class Scheduler:
 
 def _urgency(sequence: Sequence) -> tuple[int, int, float, int]:
     return (
-        0 if sequence.decoding else 1,
+        0 if sequence.decoding and not sequence.is_ahead else 1,
         int(sequence.lane),
         sequence.deadline,
         sequence.number,

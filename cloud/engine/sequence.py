@@ -18,6 +18,7 @@ class Lane(IntEnum):
 
     LIVE = 0  # words that are being spoken, turns that have ended
     BULK = 1  # history, re-prefilling, one-shot prompts
+    AHEAD = 2  # a reply to words that may still change
 
 
 class Constraint(Protocol):
@@ -45,6 +46,13 @@ class Generation:
     constraint: Constraint | None = None
     produced: int = 0
     """Ids of this reply so far, counting those it began with."""
+    pause_at: int | None = None
+    """Ids of this reply at which it waits: until the turn ends, it may be for nothing."""
+
+    @property
+    def is_paused(self) -> bool:
+        """It goes on when `pause_at` is lifted."""
+        return self.pause_at is not None and self.produced >= self.pause_at
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +83,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Ids to run before nothing is left to do; at least one while a reply is generated."""
-        if self.parked:
+        if self.parked or (self.generation is not None and self.generation.is_paused):
             return 0
         left = len(self.ids) - self.cached
         return max(left, 1) if self.generation is not None else left
@@ -84,6 +92,11 @@ class Sequence:
     def decoding(self) -> bool:
         """Only its last id is left to run, and a token comes out of it."""
         return self.generation is not None and self.cached >= len(self.ids) - 1
+
+    @property
+    def is_ahead(self) -> bool:
+        """Its reply is drawn before its turn has ended."""
+        return self.generation is not None and self.generation.pause_at is not None
 
     def splice(self, keep: int, ids: Ids[int], settled: int | None = None) -> int:
         """Keep the first `keep` ids and append `ids`; return how many ids really changed place.

@@ -7,8 +7,8 @@ from random import Random
 import torch
 
 from cloud.decoder import load_brain
+from cloud.engine.batch import Batch
 from cloud.engine.cpu.runner import CpuRunner
-from cloud.engine.scheduler import Batch
 from cloud.settings import DecoderSettings
 
 NUM_APPENDS = 3000

@@ -31,7 +31,7 @@ async def bench_relay(model: str, runs: int) -> dict[str, Any]:
     progress(f"{NUM_APPENDS} appends of one token (a minute or two)")
     result["append_growth"] = await asyncio.to_thread(append_growth, model)
     async with (
-        open_decoder(model, changes=["max_tokens=4"]) as decoder,
+        open_decoder(model, changes=["max_tokens=4", "ahead_tokens=0"]) as decoder,
         connect(decoder.address) as agent,
     ):
         result["turns"] = await _turns(agent, runs)

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cloud.engine.batch import Batch
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.cpu.attention import CHUNK, PART
 from cloud.engine.cpu.matmul import PANEL, Input
@@ -22,7 +23,6 @@ from cloud.engine.cpu.step import (
     run_step,
 )
 from cloud.engine.cpu.team import Team
-from cloud.engine.scheduler import Batch
 
 Floats = NDArray[np.float32]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cloud.engine.batch import Batch
 from cloud.engine.cache import BLOCK
-from cloud.engine.scheduler import Batch
 
 
 @dataclass(frozen=True, slots=True)

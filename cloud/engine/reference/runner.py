@@ -2,11 +2,11 @@
 
 import torch
 
+from cloud.engine.batch import Batch
 from cloud.engine.cache import KVCache
 from cloud.engine.reference.layer import attend, gate, norm, store
 from cloud.engine.reference.model import Model
 from cloud.engine.reference.plan import plan_batch
-from cloud.engine.scheduler import Batch
 
 
 class ReferenceRunner:
