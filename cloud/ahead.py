@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from cloud.engine.sequence import Generation
 
 MAX_TRIES = 3
-"""Most replies drawn ahead of one end of turn."""
+"""Replies drawn ahead in a turn at once; each `REFILL` seconds of the turn allow one more."""
+REFILL = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AheadSettings:
-    """When and how far to draw ahead."""
+    """When and how far to draw ahead; may be changed while serving."""
 
     tokens: int = 0
     """Reply tokens drawn while a turn may have ended; 0: none."""
@@ -70,6 +71,8 @@ class Ahead:
         self._draft: Draft | None = None
         self._quiet: asyncio.TimerHandle | None = None
         self._tries = 0
+        self._since = 0.0
+        """When the turn's first words came, in the loop's clock."""
 
     def stands(self, user: Ids[int]) -> bool:
         """Tell whether there is a draft and `user` is what it replies to."""
@@ -83,8 +86,12 @@ class Ahead:
     def wait(self) -> None:
         """The words have changed: begin a draft when they have been quiet for a moment."""
         self.drop()
-        if self._settings.tokens and self._tries < MAX_TRIES:
-            loop = asyncio.get_running_loop()
+        if not self._settings.tokens:
+            return
+        loop = asyncio.get_running_loop()
+        if self._tries == 0:
+            self._since = loop.time()
+        if self._tries < MAX_TRIES + (loop.time() - self._since) // REFILL:
             self._quiet = loop.call_later(self._settings.after, self._is_quiet)
 
     def take(self, user: Ids[int]) -> Draft | None:

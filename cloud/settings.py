@@ -34,7 +34,7 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     device: str = "cpu"
     threads: int = 0
     """Threads of a step; 0: one per core."""
-    ahead_tokens: int = 4
+    ahead_tokens: int = 2
     """Reply tokens drawn while a turn may have ended; 0: none before it has."""
     ahead_after: float = 0.2
     """Seconds without a new word after which a turn may have ended."""

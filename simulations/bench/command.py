@@ -7,7 +7,7 @@ from importlib import import_module
 from shared.commands import parser, print_json, start_logging
 from simulations.bench.show import show
 
-BENCHES = ("edge", "link", "relay", "step")
+BENCHES = ("ahead", "edge", "link", "relay", "step")
 """Each is `bench_<name>` in a module of that name, imported when it is asked for."""
 
 

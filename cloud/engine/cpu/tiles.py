@@ -99,14 +99,18 @@ def _pack_int4(weight: Weight) -> Bytes:
     channels, inner = weight.shape
     header = 4 if weight.kind == "Q4_1" else 2
     blocks = weight.data.reshape(channels, inner // GROUP, header + GROUP // 2)
-    halves = np.ascontiguousarray(blocks[:, :, :header]).view(np.float16)
-    scale = halves[:, :, 0]
-    minimum = halves[:, :, 1] if header == 4 else (scale.astype(np.float32) * -8).astype(np.float16)
+    headers = np.ascontiguousarray(blocks[:, :, :header]).view(np.float16)
+    scale = headers[:, :, 0]
+    minimum = (
+        headers[:, :, 1] if header == 4 else (scale.astype(np.float32) * -8).astype(np.float16)
+    )
     nibbles = blocks[:, :, header:]
-    codes = np.concatenate((nibbles & 15, nibbles >> 4), axis=2).astype(np.uint16)
+    codes = np.concatenate((nibbles & 15, nibbles >> 4), axis=2)
     eights = codes.reshape(channels, inner // GROUP, GROUP // 8, 4, 2)
-    shifts = np.array([0, 4, 8, 12], np.uint16)[:, None]
-    return _groups("int4", (scale, minimum), np.bitwise_or.reduce(eights << shifts, axis=3))
+    halves = np.empty((*eights.shape[:3], 2, 2), np.uint8)  # (..., parity, byte)
+    halves[..., 0] = eights[:, :, :, 0] | eights[:, :, :, 1] << 4
+    halves[..., 1] = eights[:, :, :, 2] | eights[:, :, :, 3] << 4
+    return _groups("int4", (scale, minimum), halves.view("<u2")[..., 0])
 
 
 def _pack_int8(weight: Weight) -> Bytes:
