@@ -17,7 +17,7 @@ from cloud.engine.cpu.simd import ROWS, TILE, dot, encode, exp, prefetch, widen
 Floats = NDArray[np.float32]
 Cached = NDArray[Any]
 
-CHUNK = 2 * BLOCK
+CHUNK = 4 * BLOCK
 """Keys between two corrections of the running softmax."""
 PART = 16
 """Most rows of a sequence that one task attends."""

@@ -27,6 +27,10 @@ from cloud.engine.cpu.team import Team
 Floats = NDArray[np.float32]
 
 
+FEW_ROWS = 4
+"""Most rows of a task of attention in a short chunk: every thread should have some."""
+
+
 class CpuRunner:
     """The model, its cache and the threads that run it.
 
@@ -94,9 +98,10 @@ def lay_out(batch: Batch, kv_heads: int) -> Rows:
         places = range(chunk.start, end)
         positions += places
         blocks += [chunk.sequence.blocks[p // BLOCK] for p in places]
+        part = _rows_of_a_task(chunk.count)
         tasks += [
-            (number, head, row, min(PART, len(tokens) - row))
-            for row in range(first, len(tokens), PART)
+            (number, head, row, min(part, len(tokens) - row))
+            for row in range(first, len(tokens), part)
             for head in range(kv_heads)
         ]
         if chunk.sample:
@@ -117,6 +122,14 @@ def lay_out(batch: Batch, kv_heads: int) -> Rows:
         np.array(tasks, np.int32),
         np.array(sampled, np.int32),
     )
+
+
+def _rows_of_a_task(count: int) -> int:
+    """Return the rows of a task of attention: where there are few, threads share them evenly."""
+    if count > PART:
+        return PART
+    tasks = -(-count // FEW_ROWS)
+    return -(-count // tasks)
 
 
 def _bits(tensor: torch.Tensor) -> NDArray[np.generic]:
