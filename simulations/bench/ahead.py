@@ -10,7 +10,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -110,7 +110,7 @@ class _Times:
 
 
 @asynccontextmanager
-async def _others(address: str) -> AsyncIterator[_Times]:
+async def _others(address: str) -> AsyncGenerator[_Times, None]:
     """Have some agents that are always being replied to."""
     kept = _Times()
     async with contextlib.AsyncExitStack() as stack:
