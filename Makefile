@@ -13,6 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	$(BIN)/deltarelay models pull
+	$(BIN)/deltarelay cloud --check
 	touch $(READY)
 
 demo: setup

@@ -14,6 +14,7 @@ from shared.models import known_models, model_path, pull
 from shared.paths import default_socket
 
 if TYPE_CHECKING:  # importing it loads torch, which `deltarelay models` can do without
+    from cloud.decoder import Brain
     from cloud.settings import DecoderSettings
 
 
@@ -27,6 +28,11 @@ def cloud(arguments: Sequence[str]) -> int:
         metavar="ADDRESS",
         help="shm:///path or mqtt://host:port; may be repeated",
     )
+    ask.add_argument(
+        "--check",
+        action="store_true",
+        help="load the model, run a step and leave: what a start does",
+    )
     ask.add_argument("--with-parent", action="store_true", help="end when the parent process ends")
     options = ask.parse_args(arguments)
     start_logging(options.log_level)
@@ -35,17 +41,31 @@ def cloud(arguments: Sequence[str]) -> int:
     from cloud.settings import DecoderSettings
 
     settings = load_settings(DecoderSettings, options.config, _changes(options))
+    if options.check:
+        _load(settings)
+        progress(f"{settings.model} is ready to serve")
+        return 0
     addresses = settings.listen or [f"shm://{default_socket()}"]
     return asyncio.run(_serve(settings, addresses))
 
 
-async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
+def _load(settings: "DecoderSettings") -> "Brain":
     from cloud.decoder import load_brain
+
+    progress(f"loading {settings.model}")
+    if settings.device == "cpu":
+        from cloud.engine.cpu import COMPILED
+
+        if not COMPILED.exists():
+            progress("compiling the engine for this processor: once, for about half a minute")
+    return load_brain(settings)
+
+
+async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
     from cloud.server import Decoder
 
     loop = asyncio.get_running_loop()
-    progress(f"loading {settings.model}")
-    decoder = Decoder(load_brain(settings), settings)
+    decoder = Decoder(_load(settings), settings)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)

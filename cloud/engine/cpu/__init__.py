@@ -17,5 +17,6 @@ from shared.paths import cache_folder
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _KEY = sha256(b"".join(path.read_bytes() for path in _SOURCES))[:16]
-# numba looks at the time of one file only; a change of any of ours makes all of it new
-setattr(numba.config, "CACHE_DIR", str(cache_folder() / "kernels" / _KEY))  # noqa: B010
+COMPILED = cache_folder() / "kernels" / _KEY
+"""Where compiled programs are kept: a change of any of our sources makes all of them new."""
+setattr(numba.config, "CACHE_DIR", str(COMPILED))  # noqa: B010
