@@ -97,7 +97,6 @@ def test_a_product_is_the_naive_one_and_its_rows_do_not_know_each_other(
     multiply(x, 0, 70, packed, int(form), 0, whole, panel)
     naive = values.astype(np.float64) @ stored.dense().numpy().astype(np.float64).T
     scale = np.abs(values).max(1, keepdims=True) * np.sqrt(inner)
-    assert np.abs(whole - naive).max(where=scale > 0, initial=0) < 1e9
     assert (np.abs(whole - naive) / scale).max() < 2e-4
     some = np.empty_like(whole)
     for rows in range(1, 34):
