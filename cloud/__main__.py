@@ -54,10 +54,11 @@ def _load(settings: "DecoderSettings") -> "Brain":
 
     progress(f"loading {settings.model}")
     if settings.device == "cpu":
-        from cloud.engine.cpu import COMPILED
+        from cloud.engine.cpu import COMPILED, forget_old_programs
 
         if not COMPILED.exists():
             progress("compiling the engine for this processor: once, for about half a minute")
+        forget_old_programs()
     return load_brain(settings)
 
 

@@ -1,5 +1,7 @@
 """The compiled step: every loop against its naive twin, and the same bits in any company."""
 
+import os
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cloud.engine import cpu
 from cloud.engine.batch import Batch, Chunk
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.cpu import simd
@@ -151,6 +154,19 @@ def test_exponentials_are_right_to_a_few_units_in_the_last_place() -> None:
     np.testing.assert_allclose(exp(x), np.exp(x.astype(np.float64)), rtol=4e-7)
     assert exp(np.float32(0)) == 1
     assert exp(np.float32(-1e30)) < 1e-37
+
+
+def test_programs_of_other_versions_are_forgotten_after_a_month(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, days in (("old", 31), ("recent", 3), ("mine", 90)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "program").write_text("")
+        then = time.time() - days * 86400
+        os.utime(tmp_path / name, (then, then))
+    monkeypatch.setattr(cpu, "COMPILED", tmp_path / "mine")
+    cpu.forget_old_programs()
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["mine", "recent"]
 
 
 # --- phases and teams

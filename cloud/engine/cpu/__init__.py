@@ -8,6 +8,8 @@ many rows run together, nor on which thread takes them. So a reply is the same t
 however its words arrived, after an eviction, and in any company.
 """
 
+import shutil
+import time
 from pathlib import Path
 
 import numba
@@ -20,3 +22,13 @@ _KEY = sha256(b"".join(path.read_bytes() for path in _SOURCES))[:16]
 COMPILED = cache_folder() / "kernels" / _KEY
 """Where compiled programs are kept: a change of any of our sources makes all of them new."""
 setattr(numba.config, "CACHE_DIR", str(COMPILED))  # noqa: B010
+_KEPT_DAYS = 30
+
+
+def forget_old_programs() -> None:
+    """Remove what other versions compiled and nobody has used for a month."""
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    COMPILED.touch()
+    for folder in COMPILED.parent.iterdir():
+        if time.time() - folder.stat().st_mtime > _KEPT_DAYS * 86400:
+            shutil.rmtree(folder, ignore_errors=True)
