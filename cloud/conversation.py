@@ -58,6 +58,8 @@ class Conversation:
         self._stop: StopFilter | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._ahead = Ahead(voice.ahead, voice.ahead_counts, self._draw_ahead, self._cancel)
+        self._adopted_at: float | None = None
+        """When the turn of an adopted draft ended, until its first tokens go out."""
         self._expires = float("inf")
         """When the reply under way must be complete."""
         self._told: list[int] = []
@@ -154,8 +156,8 @@ class Conversation:
             self._generation = self._reply(most, reply)
             self._tell([*prompt, *reply], reply=self._generation)
         else:
+            self._adopted_at = began
             self._adopt(draft)
-            self._voice.ahead_counts.seconds.append(self._voice.clock() - began)
 
     def _cancelled(self, event: Cancelled) -> None:
         self._silence()
@@ -188,6 +190,7 @@ class Conversation:
         """Give tokens to the stream, up to a stop string or the reply's end."""
         self.touched = self._voice.clock()
         fresh: list[int] = []
+        asked_at, self._adopted_at = self._adopted_at, None
         reason = ""
         for token, why in drawn:
             if self._stop is None:
@@ -210,6 +213,8 @@ class Conversation:
             self._finish(reason)
         else:
             self._on_change()
+        if asked_at is not None:
+            self._voice.ahead_counts.seconds.append(self._voice.clock() - asked_at)
 
     def _expire(self) -> None:
         if self.stream.ended:
@@ -333,6 +338,7 @@ class Conversation:
             self._alarm.cancel()
             self._alarm = None
         self._ahead.drop()
+        self._adopted_at = None
         generation, self._generation = self._generation, None
         if generation is not None:
             self._cancel(generation)

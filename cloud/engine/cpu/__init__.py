@@ -1,7 +1,7 @@
 """The whole step compiled for the CPU: weights as stored, every core, one program.
 
-`tiles` lays weights out, `simd` has the inner loops, `matmul`, `attention` and `pointwise` are what
-a layer consists of, `team` spreads it over threads, `step` is the program and `runner` its door.
+`tiles` lays weights out, `simd` has the inner loops, `matmul` and `attention` are what a layer
+consists of, `phases` and `team` spread it over threads, `step` is the program, `runner` its door.
 
 Every value is computed in an order that depends on nothing but its place in the model: not on how
 many rows run together, nor on which thread takes them. So a reply is the same to the last bit
