@@ -1,7 +1,7 @@
 """A conversation in the cloud: a relay stream on one side, an engine sequence on the other.
 
-Owns template and history. Whatever changes, the whole prompt is known by construction, and the
-sequence is spliced at the longest common prefix: a frame that changes no id changes nothing.
+Whatever changes, the whole prompt is known by construction (`history`), and the sequence is spliced
+at the longest common prefix (`handle`): a frame that changes no id changes nothing.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 
 from cloud.ahead import Ahead, Draft
-from cloud.engine.engine import Engine
-from cloud.engine.sequence import Generation, Lane, Sequence
+from cloud.engine.sequence import Generation, Lane
+from cloud.handle import SequenceHandle
+from cloud.history import History
 from cloud.stop import StopFilter
 from cloud.template import ChatTurn
-from cloud.voice import MIN_REPLY, Voice
-from shared.errors import ContextLengthError
+from cloud.voice import Voice
 from shared.frames import Reason
 from shared.session import (
     Cancelled,
@@ -26,7 +26,6 @@ from shared.session import (
     Reopened,
     Revised,
 )
-from shared.tokenlog import common_prefix
 
 
 class Conversation:
@@ -39,6 +38,7 @@ class Conversation:
     Raises:
         ContextLengthError: the system text leaves no room.
         ConfigError: the JSON schema cannot be followed.
+        ModelError: its adapter is not loaded, or the model takes no system text.
     """
 
     def __init__(
@@ -52,27 +52,18 @@ class Conversation:
         self.stream = stream
         self._voice = voice
         self._on_change, self._notice = on_change, notice
-        self._turns: list[ChatTurn | None] = []
-        """Finished turns; None: refused or dropped, no longer part of the prompt."""
+        self._history = History(voice.template, voice.context)
+        self._handle = SequenceHandle(voice.worker, voice.adapters, notice)
         self._generation: Generation | None = None
         self._stop: StopFilter | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._ahead = Ahead(voice.ahead, voice.ahead_counts, self._draw_ahead, self._cancel)
+        self._ahead = Ahead(voice.ahead, voice.ahead_counts, self._draw_ahead, self._handle.cancel)
         self._adopted_at: float | None = None
         """When the turn of an adopted draft ended, until its first tokens go out."""
         self._expires = float("inf")
         """When the reply under way must be complete."""
-        self._told: list[int] = []
-        """What the engine was told the sequence is; it may have drawn more behind it."""
-        self._sequence: Sequence | None = None
         self.touched = voice.clock()
         self._begin()
-
-        def add(engine: Engine) -> None:
-            self._sequence = engine.add(stream.body.adapter)
-
-        voice.worker.submit(add)
-        self._tell(self._prompt())
 
     def on_event(self, event: Event) -> None:
         """Follow what the stream reports."""
@@ -84,50 +75,42 @@ class Conversation:
                 self._ended()
             case Reopened(turn=turn):
                 self._silence()
-                del self._turns[turn:]
+                del self._history.turns[turn:]
                 self._revised()
             case Cancelled():
                 self._cancelled(event)
             case HistorySet():
-                self._history(event)
+                self._history_set(event)
             case Opened():
                 self._silence()
-                self._turns.clear()
                 self._begin()
-                self._tell(self._prompt())
             case _:
                 raise AssertionError(f"{event} is not about a conversation")
 
     def close(self) -> None:
         """Free everything."""
         self._silence()
-
-        def remove(engine: Engine) -> None:
-            sequence, self._sequence = self._sequence, None
-            if sequence is not None:
-                engine.remove(sequence)
-
-        self._voice.worker.submit(remove)
+        self._handle.close()
 
     # --- what the stream reports
 
     def _begin(self) -> None:
-        self._opening = self._voice.template.opening(self.stream.body.system)
-        if len(self._opening) + 2 * MIN_REPLY > self._voice.context:
-            raise ContextLengthError(
-                f"the system text and its template take {len(self._opening)} tokens of a context "
-                f"of {self._voice.context}: shorten it"
-            )
+        self._history.begin(self.stream.body.system)
         schema = self.stream.body.schema
         self._matcher = self._voice.grammar.compile(schema) if schema else None
+        self._handle.open(self.stream.body.adapter)
+        self._handle.tell(self._history.prompt())
 
     def _revised(self) -> None:
         user = self.stream.log.ids
         if self._ahead.stands(user):
             return  # a tail was committed as it stood
         self._ahead.drop()
+        if user and not self._handle.begin_turn():
+            return  # it is refused when it ends, unless the adapter comes back before
         if self._make_room(len(user)):
-            self._tell([*self._prompt(), *user], tail=len(self.stream.log.tail))
+            prompt = [*self._history.prompt(), *user]
+            self._handle.tell(prompt, tail=len(self.stream.log.tail))
             self._ahead.wait()
 
     def _ended(self) -> None:
@@ -136,11 +119,17 @@ class Conversation:
         if reply:  # begun elsewhere
             self._ahead.drop()
         draft = self._ahead.take(user)
+        if not self._handle.begin_turn():
+            self._refuse(
+                f"adapter {body.adapter!r} was unloaded; loaded are: "
+                f"{', '.join(self._voice.adapters.names()) or 'none'}. Open another conversation"
+            )
+            return
         if not self._make_room(len(user)):
             most = self._voice.longest_turn
-            why = f"the turn has {len(user)} tokens, this decoder takes about {most}: split it"
-            self._notice("turn-refused", why)
-            self._finish(Reason.ERROR)
+            self._refuse(
+                f"the turn has {len(user)} tokens, this decoder takes about {most}: split it"
+            )
             return
         prompt, most = self._asked(user)
         if len(reply) >= most:
@@ -154,27 +143,31 @@ class Conversation:
             self._alarm = loop.call_later(body.deadline, self._expire)
         if draft is None:
             self._generation = self._reply(most, reply)
-            self._tell([*prompt, *reply], reply=self._generation)
+            self._handle.tell([*prompt, *reply], reply=self._generation, deadline=self._expires)
         else:
             self._adopted_at = began
             self._adopt(draft)
 
     def _cancelled(self, event: Cancelled) -> None:
         self._silence()
+        turns = self._history.turns
         if event.user_ids is not None:
-            self._turns.append(ChatTurn(event.user_ids, list(self.stream.reply)))
-        elif self._turns and (last := self._turns[-1]) is not None:
-            self._turns[-1] = ChatTurn(last.user, last.reply[: event.heard])
+            turns.append(ChatTurn(event.user_ids, list(self.stream.reply)))
+        elif turns and (last := turns[-1]) is not None:
+            turns[-1] = ChatTurn(last.user, last.reply[: event.heard])
+        self._handle.end_turn()
         self._revised()
 
-    def _history(self, event: HistorySet) -> None:
+    def _history_set(self, event: HistorySet) -> None:
         self._silence()
-        del self._turns[event.turn :]
+        del self._history.turns[event.turn :]
+        self._handle.end_turn()
         if event.done:
             empty = not event.user_ids and not event.reply_ids
-            self._turns.append(None if empty else ChatTurn(event.user_ids, event.reply_ids))
+            turn = None if empty else ChatTurn(event.user_ids, event.reply_ids)
+            self._history.turns.append(turn)
             self._make_room(0)
-            self._tell(self._prompt(), Lane.BULK)
+            self._handle.tell(self._history.prompt(), lane=Lane.BULK)
 
     # --- what the engine reports
 
@@ -224,65 +217,25 @@ class Conversation:
 
     # --- inside
 
-    def _prompt(self) -> list[int]:
-        """Ids up to the open turn's first."""
-        kept = [turn for turn in self._turns if turn is not None]
-        return self._voice.template.prompt(self._opening, kept)
-
     def _make_room(self, user: int) -> bool:
-        """Drop whole oldest turns once the context is full, down to half; False: still full."""
-        context = self._voice.context
-        wanted = user + len(self._voice.template.reply_opening) + MIN_REPLY
-        if len(self._prompt()) + wanted <= context:
-            return True
-        dropped = [i for i, turn in enumerate(self._turns) if turn is not None]
-        last = None
-        for number in dropped:
-            if len(self._prompt()) + wanted <= context // 2:
-                break
-            self._turns[number] = None
-            last = number
+        """Drop whole oldest turns once the context is full; False: still full."""
+        last = self._history.make_room(user)
         if last is not None:
             self._notice(
                 "turns-dropped",
-                f"turns up to {last} no longer fit the context of {context} tokens; forgotten",
+                f"turns up to {last} no longer fit the context of {self._voice.context} tokens; "
+                "forgotten",
             )
-        return len(self._prompt()) + wanted <= context
+        return self._history.has_room(user)
 
-    def _tell(
-        self,
-        prompt: list[int],
-        lane: Lane = Lane.LIVE,
-        reply: Generation | None = None,
-        tail: int = 0,
-    ) -> None:
-        """Tell the engine what the sequence is now, and what reply is wanted behind it.
-
-        One command for both: the step that runs the last ids also draws the first token.
-
-        Args:
-            tail: ids at the end that the next revision may change: never shared with others.
-        """
-        keep = common_prefix(self._told, prompt)
-        if keep == len(self._told) == len(prompt) and reply is None:
-            return
-        self._told, rest = prompt, prompt[keep:]
-        deadline, settled = self._expires, len(prompt) - tail
-
-        def command(engine: Engine) -> None:
-            if (sequence := self._sequence) is None:
-                return
-            sequence.lane = lane
-            engine.splice(sequence, keep, rest, settled)
-            if reply is not None:
-                engine.generate(sequence, reply, deadline)
-
-        self._voice.worker.submit(command)
+    def _refuse(self, why: str) -> None:
+        """The turn that has ended gets no reply, and is no part of the history."""
+        self._notice("turn-refused", why)
+        self._finish(Reason.ERROR)
 
     def _asked(self, user: Ids[int]) -> tuple[list[int], int]:
         """Return the prompt for a reply to `user`, and how many tokens the reply may have."""
-        prompt = [*self._prompt(), *user, *self._voice.template.reply_opening]
-        room = self._voice.context - len(prompt)
+        prompt, room = self._history.asked(user)
         return prompt, min(self.stream.body.max_tokens, self._voice.max_tokens, room)
 
     def _reply(self, most: int, already: Ids[int], pause_at: int | None = None) -> Generation:
@@ -309,28 +262,15 @@ class Conversation:
             return None
         draft = Draft(user, self._reply(most, (), pause_at=self._voice.ahead.tokens))
         opening = len(self._voice.template.reply_opening)
-        self._tell(prompt, reply=draft.generation, tail=tail + opening)
+        self._handle.tell(prompt, reply=draft.generation, tail=tail + opening)
         return draft
 
     def _adopt(self, draft: Draft) -> None:
         """The turn has ended as the draft assumed: its tokens go out, and it goes on."""
-        self._generation, deadline = draft.generation, self._expires
-
-        def release(engine: Engine) -> None:
-            if (sequence := self._sequence) is not None:
-                engine.release(sequence, draft.generation, deadline)
-
-        self._voice.worker.submit(release)
+        self._generation = draft.generation
+        self._handle.release(draft.generation, self._expires)
         if draft.drawn:
             self._take(draft.drawn)
-
-    def _cancel(self, generation: Generation) -> None:
-        def cancel(engine: Engine) -> None:
-            sequence = self._sequence
-            if sequence is not None and sequence.generation is generation:
-                engine.cancel(sequence)
-
-        self._voice.worker.submit(cancel)
 
     def _silence(self) -> None:
         """Stop the reply under way, if any, and what was drawn ahead."""
@@ -341,14 +281,15 @@ class Conversation:
         self._adopted_at = None
         generation, self._generation = self._generation, None
         if generation is not None:
-            self._cancel(generation)
+            self._handle.cancel(generation)
 
     def _finish(self, reason: str) -> None:
         """The reply is complete: it becomes history, and the next turn's opening is prefilled."""
         self._silence()
         turn = ChatTurn(list(self.stream.log.committed), list(self.stream.reply))
-        self._turns.append(None if reason == Reason.ERROR else turn)
+        self._history.turns.append(None if reason == Reason.ERROR else turn)
         self.stream.finish(reason)
+        self._handle.end_turn()
         self._make_room(0)
-        self._tell(self._prompt())
+        self._handle.tell(self._history.prompt())
         self._on_change()

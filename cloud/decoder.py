@@ -5,10 +5,13 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from cloud.adapters import AdapterLoader, AdapterRunner, Adapters
 from cloud.ahead import AheadSettings
 from cloud.engine.blocks import BlockPool
 from cloud.engine.cache import BLOCK, KVCache
@@ -17,7 +20,7 @@ from cloud.engine.reference.model import build_model
 from cloud.engine.reference.runner import ReferenceRunner
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
-from cloud.engine.sequence import Generation
+from cloud.engine.sequence import Generation, LoadedAdapter
 from cloud.engine.steptime import StepTime
 from cloud.grammar import Grammar
 from cloud.settings import DecoderSettings
@@ -50,14 +53,22 @@ class Brain:
     engine: Engine
     context: int
     num_blocks: int
+    loader: AdapterLoader
+    adapters: Mapping[str, LoadedAdapter]
+    """What there is from the start, by name."""
+
+
+class _ModelRunner(BatchRunner, AdapterRunner, Protocol):
+    """What runs a model."""
 
 
 def load_brain(settings: DecoderSettings) -> Brain:
     """Load the model and make the engine.
 
     Raises:
-        ModelError: the model cannot be used.
+        ModelError: the model or an adapter cannot be used.
         ConfigError: a setting does not fit it.
+        CapacityError: the adapters are more or of a higher rank than the settings allow.
     """
     torch.set_num_threads(1)  # only tokens are drawn with torch; a step has threads of its own
     sys.setswitchinterval(0.0005)  # the event loop must not wait 5 ms for the engine's thread
@@ -76,7 +87,9 @@ def load_brain(settings: DecoderSettings) -> Brain:
     engine = Engine(runner, pool, scheduler, Sampler(settings.seed), time.monotonic, times)
     _warm_up(engine)
     template = ChatTemplate(checkpoint.template, tokenizer, checkpoint.name)
-    return Brain(checkpoint, tokenizer, template, engine, context, num_blocks)
+    loader = AdapterLoader(checkpoint.config, runner, settings.max_lora_rank)
+    adapters = loader.load_all(settings.adapters, settings.max_adapters)
+    return Brain(checkpoint, tokenizer, template, engine, context, num_blocks, loader, adapters)
 
 
 def _warm_up(engine: Engine) -> None:
@@ -102,6 +115,7 @@ def make_voice(brain: Brain, worker: Worker, settings: DecoderSettings) -> Voice
         brain.context,
         settings.max_tokens,
         worker,
+        Adapters(brain.loader, worker, settings.max_adapters, brain.adapters),
         time.monotonic,
         AheadSettings(settings.ahead_tokens, settings.ahead_after),
     )
@@ -125,7 +139,7 @@ def _device(name: str) -> torch.device:
 
 def _runner(
     checkpoint: Checkpoint, settings: DecoderSettings, device: torch.device, context: int
-) -> tuple[BatchRunner, int]:
+) -> tuple[_ModelRunner, int]:
     """Return what runs batches, and the blocks of its cache."""
     if device.type != "cpu":
         return _reference_runner(checkpoint, settings, device, context)
@@ -140,12 +154,12 @@ def _runner(
     num_blocks = _num_blocks(settings, checkpoint.config, dtype, context, model.weights.data.nbytes)
     cache = KVCache(checkpoint.config, num_blocks, dtype, device)
     team = Team(settings.threads or len(os.sched_getaffinity(0)))
-    return CpuRunner(model, cache, team, IDLE_STEP_TOKENS), num_blocks
+    return CpuRunner(model, cache, team, IDLE_STEP_TOKENS, settings.max_lora_rank), num_blocks
 
 
 def _reference_runner(
     checkpoint: Checkpoint, settings: DecoderSettings, device: torch.device, context: int
-) -> tuple[BatchRunner, int]:
+) -> tuple[_ModelRunner, int]:
     if settings.precision == "exact" or settings.kv == "int8" or settings.quantize:
         raise ConfigError(
             f"device = {settings.device!r} has neither precision = 'exact' nor kv = 'int8' nor "

@@ -149,12 +149,9 @@ class Decoder:
         Raises:
             ContextLengthError, ModelError: it cannot be served as asked.
         """
-        body = stream.body
-        if body.adapter:
-            raise ModelError(f"adapter {body.adapter!r} is not loaded here")
         if len(self._entries) >= MAX_CONVERSATIONS:
             self._drop_coldest()
-        key = (device, body.conversation)
+        key = (device, stream.body.conversation)
 
         def put_on_wire() -> None:
             entry = self._entries.get(key)

@@ -31,6 +31,11 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     """Memory for keys and values."""
     memory_limit_mb: int = 0
     """Memory for weights, keys and values together; 0: cache_mb alone counts."""
+    adapters: dict[str, str] = {}
+    """LoRA adapters to serve from the start: name → PEFT folder."""
+    max_adapters: int = 8
+    """Adapters in memory at a time."""
+    max_lora_rank: int = 64
     device: str = "cpu"
     threads: int = 0
     """Threads of a step; 0: one per core."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cloud.adapters import Adapters
 from cloud.ahead import AheadCounts, AheadSettings
 from cloud.grammar import Grammar
 from cloud.template import ChatTemplate
@@ -25,6 +26,7 @@ class Voice:
     max_tokens: int
     """Most tokens of one reply, whatever a device asks for."""
     worker: Worker
+    adapters: Adapters
     clock: Callable[[], float]
     ahead: AheadSettings = field(default_factory=AheadSettings)
     ahead_counts: AheadCounts = field(default_factory=AheadCounts)

@@ -153,7 +153,7 @@ def test_new_words_during_a_reply_interrupt_it_and_history_keeps_what_was_read()
             assert await answer(talk, "Stop, thank you")
             conversation = world.decoder.conversation("car", talk.stream.body.conversation)
             assert conversation is not None
-            turn = conversation._turns[0]
+            turn = conversation._history.turns[0]
             assert turn is not None
             assert tuple(turn.reply) == talk.stream.turns[0].reply_ids
 
@@ -250,9 +250,9 @@ def test_a_conversation_longer_than_the_context_drops_oldest_turns_and_goes_on()
                 assert await answer(talk, f"Turn number {n}, please find a charger near the office")
             conversation = world.decoder.conversation("car", talk.stream.body.conversation)
             assert conversation is not None
-            assert conversation._turns[0] is None
-            assert conversation._turns[-1] is not None
-            assert len(conversation._prompt()) + MIN_REPLY <= 256
+            assert conversation._history.turns[0] is None
+            assert conversation._history.turns[-1] is not None
+            assert len(conversation._history.prompt()) + MIN_REPLY <= 256
 
     in_world(test, context=256)
 

@@ -12,7 +12,7 @@ from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
-from cloud.engine.sequence import Generation, Lane, Sequence
+from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence
 from cloud.engine.steptime import StepTime
 from cloud.engine.tables import evict, publish, truncate
 from shared.frames import Reason
@@ -81,9 +81,17 @@ class Engine:
         """Blocks nobody holds."""
         return self._pool.num_free
 
-    def add(self, namespace: Hashable = "") -> Sequence:
-        """Begin a sequence; it shares prefixes with others of its namespace."""
-        sequence = Sequence(next(self._numbers), touched=self._clock(), namespace=namespace)
+    def add(self, namespace: Hashable = "", adapter: LoadedAdapter | None = None) -> Sequence:
+        """Begin a sequence; it shares prefixes with others of its namespace and adapter.
+
+        Adapters are told apart by content: another one under the same name shares nothing.
+        """
+        sequence = Sequence(
+            next(self._numbers),
+            touched=self._clock(),
+            namespace=(namespace, "" if adapter is None else adapter.digest),
+            adapter=adapter,
+        )
         self._sequences[sequence.number] = sequence
         return sequence
 

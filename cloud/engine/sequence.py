@@ -55,6 +55,17 @@ class Generation:
         return self.pause_at is not None and self.produced >= self.pause_at
 
 
+class LoadedAdapter(Protocol):
+    """An adapter as the runner that loaded it wants it; it lives as long as somebody holds it."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One conversation's tokens in the engine."""
@@ -66,6 +77,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list[int])
     namespace: Hashable = ""
     """Blocks are shared within one only."""
+    adapter: LoadedAdapter | None = None
     settled: int = 0
     """Leading ids that are no tail: their full blocks may be shared."""
     published: int = 0

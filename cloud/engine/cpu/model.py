@@ -7,15 +7,13 @@ from typing import Literal
 import gguf
 import numpy as np
 
+from cloud.engine.cpu.job import PARTS, Sizes, Weights
 from cloud.engine.cpu.simd import GROUP, TILE
-from cloud.engine.cpu.step import Sizes, Weights
 from cloud.engine.cpu.tiles import Form, form_of, pack, tile_bytes
 from shared.nn.checkpoint import Checkpoint
 from shared.nn.llama import rope_table
 from shared.nn.weights import Weight
 
-_PARTS = ("q", "k", "v", "o", "gate", "up", "down")
-"""In the order of `step.Q` to `step.DOWN`."""
 _FLOATS = ("F32", "F16", "BF16")
 Quantize = Literal["", "int8", "int4"]
 _LINE = 64
@@ -55,7 +53,7 @@ def pack_model(
         tiles = pack(weight, form)
         data[at : at + tiles.size] = tiles.reshape(-1)
         where[number] = form, at, tiles.shape[1]
-    parts = len(_PARTS)
+    parts = len(PARTS)
     ends = where[config.layers * parts :]
     cos, sin = rope_table(config, context)
     weights = Weights(
@@ -64,6 +62,7 @@ def pack_model(
         ends if len(ends) == 2 else np.repeat(ends, 2, axis=0),
         _norms(checkpoint),
         _biases(checkpoint),
+        np.cumsum([0, *(weight.shape[0] for weight in matrices[:parts])]),
         cos.numpy(),
         sin.numpy(),
     )
@@ -94,7 +93,7 @@ def _quantized(weight: Weight, quantize: Quantize) -> Weight:
 def _matrices(checkpoint: Checkpoint) -> Iterator[Weight]:
     """Yield the matrices of every layer, then embedding and, if it is another one, head."""
     for layer in range(checkpoint.config.layers):
-        for part in _PARTS:
+        for part in PARTS:
             yield checkpoint.weights[f"layers.{layer}.{part}"]
     yield checkpoint.weights["embedding"]
     if "head" in checkpoint.weights:
@@ -111,7 +110,7 @@ def _norms(checkpoint: Checkpoint) -> np.ndarray:
 
 
 def _biases(checkpoint: Checkpoint) -> np.ndarray:
-    names = [[f"layers.{i}.{part}" for part in _PARTS] for i in range(checkpoint.config.layers)]
+    names = [[f"layers.{i}.{part}" for part in PARTS] for i in range(checkpoint.config.layers)]
     if not any(f"{name}.bias" in checkpoint.weights for layer in names for name in layer):
         return np.zeros((0, 0), np.float32)
     return np.stack([np.concatenate([_bias(checkpoint, name) for name in row]) for row in names])

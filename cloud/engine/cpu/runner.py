@@ -7,22 +7,14 @@ from numpy.typing import NDArray
 from cloud.engine.batch import Batch
 from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.cpu.attention import CHUNK, PART
+from cloud.engine.cpu.job import BAND, Cache, Job, Lora, Rows, Scratch, Sizes
+from cloud.engine.cpu.lora import CpuAdapter, lay_out_adapter, lay_out_runs
 from cloud.engine.cpu.matmul import PANEL, Input
 from cloud.engine.cpu.model import CpuModel
 from cloud.engine.cpu.simd import GROUP, TILE
-from cloud.engine.cpu.step import (
-    BAND,
-    FIXED_PHASES,
-    LAYER_PHASES,
-    Cache,
-    Job,
-    Rows,
-    Scratch,
-    Sizes,
-    run_attention,
-    run_step,
-)
+from cloud.engine.cpu.step import FIXED_PHASES, LAYER_PHASES, run_attention, run_step
 from cloud.engine.cpu.team import Team
+from shared.adapter import Adapter
 
 Floats = NDArray[np.float32]
 
@@ -36,9 +28,12 @@ class CpuRunner:
 
     Args:
         most_rows: tokens of the longest step.
+        max_rank: of an adapter.
     """
 
-    def __init__(self, model: CpuModel, cache: KVCache, team: Team, most_rows: int) -> None:
+    def __init__(
+        self, model: CpuModel, cache: KVCache, team: Team, most_rows: int, max_rank: int = 64
+    ) -> None:
         self._model, self.team, self._most_rows = model, team, most_rows
         self._paged = cache
         self._cache = Cache(
@@ -48,6 +43,7 @@ class CpuRunner:
             cache.value_scales.numpy(),
         )
         self._scratch = _scratch(model.sizes, cache.width, most_rows, team.size)
+        self._shrunk = np.zeros((3, most_rows, -(-max_rank // TILE) * TILE), np.float32)
         self._logits = np.empty((0, model.sizes.vocabulary), np.float32)
         self._phases = FIXED_PHASES + LAYER_PHASES * model.sizes.layers
 
@@ -65,6 +61,11 @@ class CpuRunner:
         self.team.run(run_step, self._phases, job)
         return torch.from_numpy(job.logits)
 
+    def load_adapter(self, adapter: Adapter) -> CpuAdapter:
+        """Lay an adapter out that fits the model; any thread may do this."""
+        assert adapter.rank <= self._shrunk.shape[2], "the rank is checked where adapters come in"
+        return lay_out_adapter(adapter, self._model.sizes.layers)
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy the keys and values of a block."""
         self._paged.copy(source, target)
@@ -76,8 +77,23 @@ class CpuRunner:
     def _job(self, batch: Batch) -> Job:
         rows = lay_out(batch, self._model.sizes.kv_heads)
         assert len(rows.tokens) <= self._most_rows, "the step is longer than its scratch memory"
-        logits = self._room_for(len(rows.sampled))
-        return Job(self._model.sizes, self._model.weights, self._cache, rows, self._scratch, logits)
+        return Job(
+            self._model.sizes,
+            self._model.weights,
+            self._cache,
+            rows,
+            self._lora(batch),
+            self._scratch,
+            self._room_for(len(rows.sampled)),
+        )
+
+    def _lora(self, batch: Batch) -> Lora:
+        chunks: list[tuple[int, CpuAdapter | None]] = []
+        for chunk in batch.chunks:
+            adapter = chunk.sequence.adapter
+            assert adapter is None or isinstance(adapter, CpuAdapter), "it was not loaded here"
+            chunks.append((chunk.count, adapter))
+        return lay_out_runs(chunks, self._shrunk)
 
     def _room_for(self, samples: int) -> Floats:
         if samples > len(self._logits):

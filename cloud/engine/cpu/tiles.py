@@ -7,6 +7,7 @@ channels do not fill the last tile ends with zeros.
 """
 
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from cloud.engine.cpu.simd import GROUP, GROUP_BYTES, TILE
 from shared.nn.weights import Weight
 
 Bytes = NDArray[np.uint8]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Form(IntEnum):
@@ -75,7 +77,7 @@ def pack(weight: Weight, form: Form) -> Bytes:
             return _pack_floats(weight.dense(), form)
 
 
-def _tiled(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+def tiled(rows: NDArray[Scalar]) -> NDArray[Scalar]:
     """(channels, n, ...) → (tiles, n, ..., TILE), the last tile filled up with zeros."""
     missing = -len(rows) % TILE
     padded = np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)))
@@ -86,7 +88,7 @@ def _pack_floats(dense: torch.Tensor, form: Form) -> Bytes:
     kind = {Form.F32: torch.float32, Form.BF16: torch.bfloat16, Form.F16: torch.float16}[form]
     raw = dense.to(kind)
     bits = raw.view(torch.int32 if form == Form.F32 else torch.int16).numpy()
-    tiles = np.ascontiguousarray(_tiled(bits))
+    tiles = np.ascontiguousarray(tiled(bits))
     return tiles.view(np.uint8).reshape(len(tiles), -1)
 
 
@@ -133,8 +135,8 @@ def _groups(
     out = np.empty((tiles, groups, GROUP_BYTES[form]), np.uint8)
     at = 0
     for header in headers:
-        out[:, :, at : at + 2 * TILE] = np.ascontiguousarray(_tiled(header)).view(np.uint8)
+        out[:, :, at : at + 2 * TILE] = np.ascontiguousarray(tiled(header)).view(np.uint8)
         at += 2 * TILE
-    pairs = np.ascontiguousarray(np.swapaxes(_tiled(codes), -1, -2))  # (..., steps, TILE, 2)
+    pairs = np.ascontiguousarray(np.swapaxes(tiled(codes), -1, -2))  # (..., steps, TILE, 2)
     out[:, :, at:] = pairs.view(np.uint8).reshape(tiles, groups, -1)
     return out.reshape(tiles, -1)
