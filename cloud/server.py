@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
+from cloud.sampling import check_sampling
 from cloud.settings import DecoderSettings
 from cloud.worker import Worker
 from shared.errors import (
@@ -147,9 +148,10 @@ class Decoder:
         """Begin a conversation.
 
         Raises:
-            ContextLengthError, ModelError: it cannot be served as asked.
+            ContextLengthError, ModelError, InputError: it cannot be served as asked.
         """
         body = stream.body
+        check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
         if body.adapter:
             raise ModelError(f"adapter {body.adapter!r} is not loaded here")
         if len(self._entries) >= MAX_CONVERSATIONS:

@@ -19,7 +19,7 @@ from shared.frames import Reason
 
 
 class BatchRunner(Protocol):
-    """Owns the cache; runs a batch; returns the logits behind every chunk that samples."""
+    """Owns the cache; runs a batch; returns the logits it asks for, one row behind the other."""
 
     def run(self, batch: Batch) -> torch.Tensor: ...
     def copy_block(self, source: int, target: int) -> None: ...
@@ -145,10 +145,17 @@ class Engine:
         for chunk in batch.chunks:
             chunk.sequence.cached = chunk.start + chunk.count
             publish(self._pool, chunk.sequence)
+        last: list[int] = []  # rows behind which a token is drawn
+        row = 0
+        for chunk in batch.chunks:
+            if chunk.scored and (scores := chunk.sequence.scores) is not None:
+                scores.take(chunk.start, chunk.sequence.ids, logits[row : row + chunk.count])
+            row += chunk.num_logits
+            last += [row - 1] if chunk.sample else []
         sampling = [chunk.sequence for chunk in batch.chunks if chunk.sample]
         if not sampling:
             return []
-        tokens = self._sampler.draw(logits, sampling)
+        tokens = self._sampler.draw(logits if len(last) == row else logits[last], sampling)
         return [self._advance(s, token) for s, token in zip(sampling, tokens, strict=True)]
 
     def _advance(self, sequence: Sequence, token: int) -> Drawn:
