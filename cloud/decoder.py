@@ -20,6 +20,7 @@ from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation
 from cloud.engine.steptime import StepTime
 from cloud.grammar import Grammar
+from cloud.metrics import Metrics
 from cloud.settings import DecoderSettings
 from cloud.template import ChatTemplate
 from cloud.voice import Voice
@@ -103,6 +104,7 @@ def make_voice(brain: Brain, worker: Worker, settings: DecoderSettings) -> Voice
         settings.max_tokens,
         worker,
         time.monotonic,
+        Metrics(settings.model, time.monotonic),
         AheadSettings(settings.ahead_tokens, settings.ahead_after),
     )
 

@@ -65,6 +65,8 @@ class Engine:
         self._times = times if times is not None else StepTime()
         self._sequences: dict[int, Sequence] = {}
         self._numbers = count()
+        self.num_tokens = 0
+        """Tokens run so far."""
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -75,6 +77,16 @@ class Engine:
     def num_evictions(self) -> int:
         """Sequences that lost their blocks so far."""
         return self._scheduler.num_evictions
+
+    @property
+    def num_adopted(self) -> int:
+        """Tokens whose keys and values were shared rather than run so far."""
+        return self._pool.num_adopted
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self._pool.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
@@ -135,6 +147,7 @@ class Engine:
         drawn = self._commit(batch, logits)
         seconds = self._clock() - started
         self._times.observe(batch, seconds)
+        self.num_tokens += batch.num_tokens
         return StepResult(batch.num_tokens, seconds, drawn)
 
     def check(self) -> None:

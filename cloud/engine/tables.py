@@ -27,6 +27,7 @@ def adopt(pool: BlockPool, sequence: Sequence) -> None:
         sequence.cached = end
         sequence.published += 1
         sequence.adopted += size
+        pool.num_adopted += size
 
 
 def publish(pool: BlockPool, sequence: Sequence) -> None:
