@@ -14,7 +14,9 @@ from shared.models import known_models, model_path, pull
 from shared.paths import default_socket
 
 if TYPE_CHECKING:  # importing it loads torch, which `deltarelay models` can do without
+    from cloud.api.listener import HttpListener
     from cloud.decoder import Brain
+    from cloud.server import Decoder
     from cloud.settings import DecoderSettings
 
 
@@ -27,6 +29,9 @@ def cloud(arguments: Sequence[str]) -> int:
         action="append",
         metavar="ADDRESS",
         help="shm:///path or mqtt://host:port; may be repeated",
+    )
+    ask.add_argument(
+        "--http", metavar="HOST:PORT", help="serve the OpenAI-compatible API there as well"
     )
     ask.add_argument(
         "--check",
@@ -70,8 +75,12 @@ async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    http = _http_listener(decoder, settings.http) if settings.http else None
     try:
         await decoder.start(addresses)
+        if http is not None:
+            http.start()
+            addresses = [*addresses, http.name]
         progress(f"decoder {decoder.name} serves {settings.model} at {', '.join(addresses)}")
         serving = asyncio.create_task(decoder.run(), name="serve")
         stop = asyncio.create_task(stopping.wait(), name="stop")
@@ -81,14 +90,25 @@ async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
         if serving in done:
             serving.result()
     finally:
+        if http is not None:
+            await http.close()
         await decoder.close()
     return 0
+
+
+def _http_listener(decoder: "Decoder", address: str) -> "HttpListener":
+    from cloud.api.app import make_app
+    from cloud.api.listener import HttpListener
+
+    return HttpListener(make_app(decoder), address)
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
     changes = list(options.changes)
     if options.model:
         changes.append(f"model={_quoted(options.model)}")
+    if options.http:
+        changes.append(f"http={_quoted(options.http)}")
     if options.listen:
         changes.append(f"listen=[{', '.join(map(_quoted, options.listen))}]")
     return changes

@@ -20,6 +20,8 @@ from shared.nn.llama import LlamaConfig
 from shared.peft_folder import read_adapter
 
 MAX_NAME = 128
+PATIENCE = 10.0
+"""Seconds within which the engine must end a step."""
 
 
 class AdapterRunner(Protocol):
@@ -113,7 +115,8 @@ class Adapters:
 
         Raises:
             ModelError: it cannot be used with this model; the name stands for what it stood for.
-            CapacityError: its rank, or the number of adapters in memory, is above the bound.
+            CapacityError: its rank, or the number of adapters in memory, is above the bound, or the
+                engine stands still.
             InputError: the name is empty, too long or not printable.
         """
         _check_name(name)
@@ -121,7 +124,7 @@ class Adapters:
             adapter = await asyncio.to_thread(self._loader.read, folder)
             kept = {a.digest: a for n, a in self._loaded.items() if n != name}
             known = kept | {a.digest: a for a in self._loaded.values()}
-            for used in await self._in_use():
+            for used in await self._worker.ask(_in_use, PATIENCE):
                 if used.digest not in known:  # swapped or unloaded, and not let go of yet
                     kept[used.digest] = known[used.digest] = used
             loaded = known.get(adapter.digest)
@@ -155,21 +158,10 @@ class Adapters:
         for watcher in list(self._watchers):
             watcher(name)
 
-    async def _in_use(self) -> Iterable[LoadedAdapter]:
-        """Return what the engine's sequences run with, between two steps."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[LoadedAdapter]] = loop.create_future()
 
-        def tell(used: list[LoadedAdapter]) -> None:
-            if not answer.done():  # nobody waits any more
-                answer.set_result(used)
-
-        def look(engine: Engine) -> None:
-            used = [s.adapter for s in engine.sequences if s.adapter is not None]
-            loop.call_soon_threadsafe(tell, used)
-
-        self._worker.submit(look)
-        return await answer
+def _in_use(engine: Engine) -> list[LoadedAdapter]:
+    """Return what the engine's sequences run with."""
+    return [s.adapter for s in engine.sequences if s.adapter is not None]
 
 
 def _check_name(name: str) -> None:

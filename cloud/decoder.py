@@ -23,6 +23,7 @@ from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, LoadedAdapter
 from cloud.engine.steptime import StepTime
 from cloud.grammar import Grammar
+from cloud.metrics import Metrics
 from cloud.settings import DecoderSettings
 from cloud.template import ChatTemplate
 from cloud.voice import Voice
@@ -117,6 +118,7 @@ def make_voice(brain: Brain, worker: Worker, settings: DecoderSettings) -> Voice
         worker,
         Adapters(brain.loader, worker, settings.max_adapters, brain.adapters),
         time.monotonic,
+        Metrics(settings.model, time.monotonic),
         AheadSettings(settings.ahead_tokens, settings.ahead_after),
     )
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
+from cloud.metrics import DecoderState, EngineState
+from cloud.sampling import check_sampling
 from cloud.settings import DecoderSettings
 from cloud.worker import Worker
 from shared.errors import (
@@ -54,6 +56,9 @@ class Decoder:
         self.brain = brain
         self.boot = secrets.token_hex(8)
         self.name = settings.name or default_name()
+        self.model = settings.model
+        self.started = int(time.time())
+        """When, in seconds since 1970: a hint for people."""
         self._settings = settings
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.worker = Worker(brain.engine, on_failed=self._fail)
@@ -96,6 +101,21 @@ class Decoder:
     def connect(self, transport: Transport) -> None:
         """Take a new connection."""
         Connection(self, transport).start()
+
+    async def state(self, patience: float) -> DecoderState:
+        """Return what metrics say of this moment.
+
+        Raises:
+            CapacityError: the engine does not answer within `patience` seconds.
+        """
+        engine = await self.worker.ask(EngineState.of, patience)
+        return DecoderState(
+            engine,
+            self.worker.num_steps,
+            self.voice.ahead_counts,
+            len(self._connections),
+            len(self._entries),
+        )
 
     # --- what connections ask
 
@@ -147,11 +167,13 @@ class Decoder:
         """Begin a conversation.
 
         Raises:
-            ContextLengthError, ModelError: it cannot be served as asked.
+            ContextLengthError, ModelError, InputError: it cannot be served as asked.
         """
+        body = stream.body
+        check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
         if len(self._entries) >= MAX_CONVERSATIONS:
             self._drop_coldest()
-        key = (device, stream.body.conversation)
+        key = (device, body.conversation)
 
         def put_on_wire() -> None:
             entry = self._entries.get(key)

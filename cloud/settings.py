@@ -16,6 +16,8 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     """A known model's name, or the path of a GGUF file or Hugging Face folder."""
     listen: list[str] = []
     """Where vehicles connect: shm:///path, mqtt://host:port; default: this user's socket."""
+    http: str = ""
+    """Where the OpenAI-compatible API listens: host:port; empty: nowhere."""
     name: str = ""
     """This decoder's name in its fleet; default: the host's name."""
     fleet: str = "fleet"

@@ -18,6 +18,8 @@ class StopFilter:
         self._longest = max(map(len, self._stops), default=0)
         self._text = ""
         """Text that is not released yet."""
+        self.remainder = ""
+        """Text before the stop string that is of no token released."""
         self._held: list[tuple[int, int]] = []
         """(id, where its text ends) of ids that are not released yet."""
 
@@ -27,7 +29,10 @@ class StopFilter:
         self._held.append((token, len(self._text)))
         found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
         if found:
-            return self._release(min(found)), True
+            end = len(self._text) - min(found)
+            released = self._release(min(found))
+            self.remainder = self._text[: len(self._text) - end]
+            return released, True
         return self._release(len(self._text) - self._suspicious()), False
 
     def flush(self) -> list[int]:

@@ -10,12 +10,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from cloud.engine.engine import Drawn, Engine, StepResult
+from shared.errors import CapacityError
 
 log = logging.getLogger(__name__)
 
 Command = Callable[[Engine], None]
+Answer = TypeVar("Answer")
 
 
 class Worker:
@@ -50,6 +53,32 @@ class Worker:
         """Run `command` on the engine before its next step."""
         self._commands.append(command)
         self._wake.set()
+
+    async def ask(self, question: Callable[[Engine], Answer], patience: float) -> Answer:
+        """Return what `question` finds between two steps.
+
+        Raises:
+            CapacityError: the engine did not come to it within `patience` seconds, or has stopped.
+        """
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+
+        def put(found: Answer) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        def command(engine: Engine) -> None:
+            self._loop.call_soon_threadsafe(put, question(engine))
+
+        self.submit(command)
+        try:
+            return await asyncio.wait_for(answer, patience)
+        except TimeoutError:
+            age = time.monotonic() - self.last_step
+            last = f"its last step ended {age:.1f} s ago" if self.num_steps else "it has run none"
+            state = "stands still" if self._thread.is_alive() else "has stopped"
+            raise CapacityError(
+                f"the engine {state}: no answer within {patience:g} s, {last}; see the log"
+            ) from None
 
     async def close(self) -> None:
         """Stop after the step under way."""

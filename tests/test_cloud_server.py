@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -18,13 +19,14 @@ from edge.talk import Talk
 from shared.errors import (
     ConfigError,
     ContextLengthError,
+    DeltarelayError,
     LocalProtocolError,
     ModelError,
     SupersededError,
     TokenizerMismatchError,
     TurnError,
 )
-from shared.frames import HelloBody
+from shared.frames import HelloBody, Sampling
 from shared.session import EdgeSession
 from shared.transport import Transport
 from shared.transport.loopback import LoopbackTransport, loopback_pair
@@ -286,10 +288,12 @@ def test_stop_strings_and_length_end_replies() -> None:
 
 
 def test_a_deadline_ends_a_reply_with_an_error_that_says_so() -> None:
+    endless = Sampling(logit_bias={5: 100.0})
+
     async def test(world: World) -> None:
         async with (
             world.agent() as agent,
-            agent.conversation(max_tokens=400, deadline=0.002) as talk,
+            agent.conversation(max_tokens=400, deadline=0.002, sampling=endless) as talk,
         ):
             with pytest.raises(TurnError, match="within"):
                 await answer(talk, "Tell me everything")
@@ -435,5 +439,27 @@ def test_the_step_that_runs_the_last_words_of_a_turn_also_draws_the_first_token(
                 await answer(talk, "Find a charger near home")
                 assert batches[0] == [True]
                 runner.run = run  # type: ignore[method-assign]
+
+    in_world(test)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        (Sampling(temperature=float("nan")), "temperature = nan: must be 0..10"),
+        (Sampling(top_p=2.0), "top_p = 2.0: must be 0..1"),
+        (Sampling(logit_bias={10**6: 1.0}), "logit_bias: token id 1000000"),
+    ],
+)
+def test_sampling_that_means_nothing_is_refused_when_a_conversation_opens(
+    sampling: Sampling, says: str
+) -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent:
+            async with agent.conversation(sampling=sampling) as talk:
+                with pytest.raises(DeltarelayError, match=re.escape(says)):
+                    await answer(talk, "Find a charger")
+            async with agent.conversation() as talk:
+                assert await answer(talk, "Find a charger")
 
     in_world(test)

@@ -7,12 +7,21 @@ from cloud.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Ids `start..start + count` of a sequence; `sample`: a token is drawn behind the last."""
+    """Ids `start..start + count` of a sequence; `sample`: a token is drawn behind the last.
+
+    `scored`: logits are wanted behind every one of them.
+    """
 
     sequence: Sequence
     start: int
     count: int
     sample: bool
+    scored: bool = False
+
+    @property
+    def num_logits(self) -> int:
+        """Rows at its end that logits are wanted of."""
+        return self.count if self.scored else int(self.sample)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class BlockPool:
         """Published blocks that nobody holds, the longest unused first."""
         self._holders = [0] * num_blocks
         self._index = PrefixIndex()
+        self.num_adopted = 0
+        """Tokens whose keys and values a sequence found here rather than ran, so far."""
 
     @property
     def num_free(self) -> int:

@@ -19,7 +19,7 @@ from shared.frames import Reason
 
 
 class BatchRunner(Protocol):
-    """Owns the cache; runs a batch; returns the logits behind every chunk that samples."""
+    """Owns the cache; runs a batch; returns the logits it asks for, one row behind the other."""
 
     def run(self, batch: Batch) -> torch.Tensor: ...
     def copy_block(self, source: int, target: int) -> None: ...
@@ -65,6 +65,8 @@ class Engine:
         self._times = times if times is not None else StepTime()
         self._sequences: dict[int, Sequence] = {}
         self._numbers = count()
+        self.num_tokens = 0
+        """Tokens run so far."""
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -75,6 +77,16 @@ class Engine:
     def num_evictions(self) -> int:
         """Sequences that lost their blocks so far."""
         return self._scheduler.num_evictions
+
+    @property
+    def num_adopted(self) -> int:
+        """Tokens whose keys and values were shared rather than run so far."""
+        return self._pool.num_adopted
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self._pool.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
@@ -143,6 +155,7 @@ class Engine:
         drawn = self._commit(batch, logits)
         seconds = self._clock() - started
         self._times.observe(batch, seconds)
+        self.num_tokens += batch.num_tokens
         return StepResult(batch.num_tokens, seconds, drawn)
 
     def check(self) -> None:
@@ -153,10 +166,17 @@ class Engine:
         for chunk in batch.chunks:
             chunk.sequence.cached = chunk.start + chunk.count
             publish(self._pool, chunk.sequence)
+        last: list[int] = []  # rows behind which a token is drawn
+        row = 0
+        for chunk in batch.chunks:
+            if chunk.scored and (scores := chunk.sequence.scores) is not None:
+                scores.take(chunk.start, chunk.sequence.ids, logits[row : row + chunk.count])
+            row += chunk.num_logits
+            last += [row - 1] if chunk.sample else []
         sampling = [chunk.sequence for chunk in batch.chunks if chunk.sample]
         if not sampling:
             return []
-        tokens = self._sampler.draw(logits, sampling)
+        tokens = self._sampler.draw(logits if len(last) == row else logits[last], sampling)
         return [self._advance(s, token) for s, token in zip(sampling, tokens, strict=True)]
 
     def _advance(self, sequence: Sequence, token: int) -> Drawn:

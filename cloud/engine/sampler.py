@@ -2,7 +2,9 @@
 
 import torch
 
-from cloud.engine.sequence import Sequence
+from cloud.engine.logits import adjust
+from cloud.engine.scores import score
+from cloud.engine.sequence import Generation, Sequence
 from shared.frames import Sampling
 
 
@@ -16,20 +18,32 @@ class Sampler:
 
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        """Return a token per row of `logits` (rows, vocabulary); row i is of `sequences[i]`."""
+        """Return a token per row of `logits` (rows, vocabulary); row i is of `sequences[i]`.
+
+        Scores that are wanted are left with the generations.
+        """
+        generations = [s.generation for s in sequences if s.generation is not None]
+        assert len(generations) == len(logits)
+        unchanged = {
+            row: logits[row].clone()
+            for row, g in enumerate(generations)
+            if g.top_scores is not None
+        }
         for row, sequence in enumerate(sequences):
-            if sequence.generation is not None and sequence.generation.constraint is not None:
-                sequence.generation.constraint.mask(logits[row])
+            adjust(logits[row], sequence)
         tokens: list[int] = logits.argmax(-1).tolist()
-        for row, sequence in enumerate(sequences):
-            generation = sequence.generation
-            assert generation is not None
+        for row, (generation, sequence) in enumerate(zip(generations, sequences, strict=True)):
             if generation.sampling.temperature > 0:
-                seeded = _generator(generation.sampling.seed, len(sequence.ids))
-                probabilities = distribution(logits[row], generation.sampling)
-                drawn = torch.multinomial(probabilities, 1, generator=seeded or self._generator)
-                tokens[row] = int(drawn)
+                tokens[row] = self._sample(logits[row], generation, len(sequence.ids))
+        for row, before in unchanged.items():
+            top = generations[row].top_scores or 0
+            generations[row].scores += score(before.unsqueeze(0), [tokens[row]], top)
         return tokens
+
+    def _sample(self, logits: torch.Tensor, generation: Generation, position: int) -> int:
+        seeded = _generator(generation.sampling.seed, position)
+        probabilities = distribution(logits, generation.sampling)
+        return int(torch.multinomial(probabilities, 1, generator=seeded or self._generator))
 
 
 def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

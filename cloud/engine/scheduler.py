@@ -19,6 +19,8 @@ SLOWDOWN = 2.0
 """How much longer a step may get for those who are being replied to."""
 _MIN_STEPS = 16
 """Steps after which predictions count."""
+SCORED_ROWS = 64
+"""Rows of logits that a chunk may ask for: with 50,000 tokens they take 12 MB."""
 MIN_CHUNK = 8
 """Tokens beside replies that a step always has room for: prefill goes on, however slowly."""
 
@@ -99,9 +101,10 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         end = len(sequence.ids)
         start = min(sequence.cached, end - 1) if sequence.generation else sequence.cached
-        count = min(end - start, max(budget, 1))
+        scored = sequence.is_scored
+        count = min(end - start, max(budget, 1), SCORED_ROWS if scored else end)
         sample = sequence.generation is not None and start + count == end
-        return Chunk(sequence, start, count, sample)
+        return Chunk(sequence, start, count, sample, scored)
 
     def _make_room(
         self, chunk: Chunk, everyone: list[Sequence], busy: list[Sequence], planned: set[int]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
+from cloud.engine.scores import PromptScores, TokenScore
 from shared.frames import Sampling
 from shared.tokenlog import common_prefix
 
@@ -46,6 +47,12 @@ class Generation:
     constraint: Constraint | None = None
     produced: int = 0
     """Ids of this reply so far, counting those it began with."""
+    min_tokens: int = 0
+    """Ids of this reply before which no stop id is drawn."""
+    top_scores: int | None = None
+    """Alternatives to score beside every token drawn; None: no scores."""
+    scores: list[TokenScore] = field(default_factory=list[TokenScore])
+    """Of the tokens drawn, if they are wanted; written before a token is delivered."""
     pause_at: int | None = None
     """Ids of this reply at which it waits: until the turn ends, it may be for nothing."""
 
@@ -82,6 +89,10 @@ class Sequence:
     """Leading ids that are no tail: their full blocks may be shared."""
     published: int = 0
     """Leading blocks that others may find."""
+    adopted: int = 0
+    """Ids whose keys and values others had run, so far."""
+    scores: PromptScores | None = None
+    """Where scores of its own ids are wanted; it adopts no blocks then."""
     generation: Generation | None = None
     lane: Lane = Lane.LIVE
     deadline: float = float("inf")
@@ -99,6 +110,11 @@ class Sequence:
             return 0
         left = len(self.ids) - self.cached
         return max(left, 1) if self.generation is not None else left
+
+    @property
+    def is_scored(self) -> bool:
+        """Logits behind all ids of its next chunk are wanted."""
+        return self.scores is not None and not self.scores.is_complete
 
     @property
     def decoding(self) -> bool:

@@ -17,7 +17,7 @@ def adopt(pool: BlockPool, sequence: Sequence) -> None:
     most = len(sequence.ids) - (sequence.generation is not None)  # a last id to draw behind
     while sequence.cached == len(sequence.blocks) * size == sequence.published * size:
         end = sequence.cached + size
-        if end > min(most, sequence.settled):
+        if sequence.scores is not None or end > min(most, sequence.settled):
             return
         parent = sequence.blocks[-1] if sequence.blocks else None
         block = pool.find(sequence.namespace, parent, sequence.ids[sequence.cached : end])
@@ -26,6 +26,8 @@ def adopt(pool: BlockPool, sequence: Sequence) -> None:
         sequence.blocks.append(block)
         sequence.cached = end
         sequence.published += 1
+        sequence.adopted += size
+        pool.num_adopted += size
 
 
 def publish(pool: BlockPool, sequence: Sequence) -> None:

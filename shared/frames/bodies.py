@@ -30,13 +30,24 @@ class Reason(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How reply tokens are drawn. Temperature 0 is greedy."""
+    """How reply tokens are drawn. Temperature 0 is greedy.
+
+    Penalties are those of the OpenAI API; `repetition_penalty` is that of CTRL (arXiv 1909.05858).
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the reply has already."""
+    frequency_penalty: float = 0.0
+    """Taken off once for each time the reply has it."""
+    repetition_penalty: float = 1.0
+    """Divides the positive and multiplies the negative logits of all tokens seen so far."""
+    logit_bias: dict[Natural, float] = {}
+    """Added to the logits of single token ids."""
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):

@@ -53,7 +53,7 @@ class CpuRunner:
         return self._model.weights.data.nbytes
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Return the logits behind every chunk that samples: (sampled chunks, vocabulary).
+        """Return the logits of all chunks' last `num_logits` rows: (rows, vocabulary).
 
         They are valid until the next run.
         """
@@ -120,8 +120,7 @@ def lay_out(batch: Batch, kv_heads: int) -> Rows:
             for row in range(first, len(tokens), part)
             for head in range(kv_heads)
         ]
-        if chunk.sample:
-            sampled.append(len(tokens) - 1)
+        sampled += range(len(tokens) - chunk.num_logits, len(tokens))
     width = max(len(chunk.sequence.blocks) for chunk in batch.chunks)
     tables = np.zeros((len(batch.chunks), width), np.int32)
     for number, chunk in enumerate(batch.chunks):

@@ -28,7 +28,7 @@ class Plan:
     tables: torch.Tensor  # (spans, most blocks of a span) int32, padded with 0
     masks: tuple[torch.Tensor | None, ...]  # per span (count, context): keys each row may see
     spans: tuple[Span, ...]
-    sampled: torch.Tensor  # (sampled spans,) the rows that logits are wanted of
+    sampled: torch.Tensor  # (sampled,) the rows that logits are wanted of
 
 
 def plan_batch(batch: Batch, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
@@ -46,8 +46,7 @@ def plan_batch(batch: Batch, cos: torch.Tensor, sin: torch.Tensor) -> Plan:
         tokens += chunk.sequence.ids[chunk.start : end]
         positions += range(chunk.start, end)
         slots += [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(chunk.start, end)]
-        if chunk.sample:
-            sampled.append(len(tokens) - 1)
+        sampled += range(len(tokens) - chunk.num_logits, len(tokens))
     width = max(-(-span.context // BLOCK) for span in spans)
     tables = [(c.sequence.blocks[:width] + [0] * width)[:width] for c in batch.chunks]
     where = torch.tensor(positions, device=device)

@@ -19,7 +19,7 @@ class ReferenceRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
-        """Return the logits behind every chunk that samples: (sampled chunks, vocabulary)."""
+        """Return the logits of all chunks' last `num_logits` rows: (rows, vocabulary)."""
         model, cache, config = self._model, self._cache, self._model.config
         eps = config.norm_eps
         plan = plan_batch(batch, model.cos, model.sin)

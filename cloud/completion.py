@@ -1,0 +1,219 @@
+"""Prompts that are answered once, outside of any conversation: what the HTTP API asks for.
+
+All replies of one request share a queue, so that one reader follows them without tasks of its own.
+Further replies to the same prompt begin when the first has drawn a token: then its keys and values
+can be shared.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from msgspec.structs import replace as replace_struct
+
+from cloud.engine.engine import Engine
+from cloud.engine.scores import PromptScores, TokenScore
+from cloud.engine.sequence import Constraint, Generation, Lane
+from cloud.engine.sequence import Sequence as EngineSequence
+from cloud.stop import StopFilter
+from cloud.voice import Voice
+from shared.frames import Reason, Sampling
+from shared.tokenizer import TextDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is wanted behind one prompt."""
+
+    prompt: Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    """None: as many as the decoder gives and the context has room for. 0: scores only."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    schema: str = ""
+    """JSON schema that the reply follows, as JSON."""
+    top_scores: int | None = None
+    """Alternatives to score beside every reply token; None: no scores."""
+    prompt_scores: int | None = None
+    """The same for the prompt's own tokens."""
+    num_replies: int = 1
+
+
+class Piece(NamedTuple):
+    """Some more of a reply. An end of text that is not a whole character yet is held back."""
+
+    text: str
+    tokens: tuple[int, ...]
+    scores: tuple[TokenScore, ...]
+    """One for each of `tokens`, if they were asked for."""
+    reason: str
+    """Why the reply ends here; empty: it goes on."""
+
+
+class Completion:
+    """One reply under way. Lives in the event loop.
+
+    Args:
+        index: of the reply in its request.
+        prompt: which of the request's prompts it replies to.
+        inbox: takes what is drawn.
+    """
+
+    def __init__(
+        self, voice: Voice, ask: Ask, index: int, prompt: int, inbox: "asyncio.Queue[_Drawn]"
+    ) -> None:
+        self._voice, self._ask = voice, ask
+        self.index, self.prompt = index, prompt
+        self.num_tokens = 0
+        """Reply tokens given out, and those that a stop string ended."""
+        self.scores = (
+            PromptScores(len(ask.prompt), ask.prompt_scores)
+            if ask.prompt_scores is not None
+            else None
+        )
+        self._text = TextDecoder(voice.tokenizer)
+        self._stop = StopFilter(voice.tokenizer, ask.stop)
+        self._held: list[int] = []
+        """Tokens released of which no text has come yet."""
+        self._given = 0
+        """Reply tokens that were part of a piece."""
+        self._sequence: EngineSequence | None = None
+        self.num_adopted = 0
+        """Ids of the prompt that did not have to be run."""
+        self._times = voice.metrics.reply(len(ask.prompt))
+        self._generation = Generation(
+            ask.sampling,
+            max(1, voice.room_for(len(ask.prompt), ask.max_tokens)),
+            ask.stop_ids if ask.ignore_eos else ask.stop_ids | voice.stop_ids,
+            lambda token, why: inbox.put_nowait(_Drawn(self, token, why)),
+            self._constraint(),
+            min_tokens=ask.min_tokens,
+            top_scores=ask.top_scores,
+        )
+
+    def begin(self) -> None:
+        """Hand the prompt to the engine."""
+
+        def begin(engine: Engine) -> None:
+            self._sequence = sequence = engine.add()
+            sequence.scores, sequence.lane = self.scores, Lane.BULK
+            engine.splice(sequence, 0, self._ask.prompt)
+            engine.generate(sequence, self._generation, float("inf"))
+
+        self._voice.worker.submit(begin)
+
+    def close(self) -> None:
+        """Free everything, whatever the state."""
+        self._times.end("abort")
+
+        def remove(engine: Engine) -> None:
+            sequence, self._sequence = self._sequence, None
+            if sequence is not None:
+                engine.remove(sequence)
+
+        self._voice.worker.submit(remove)
+
+    def take(self, token: int, why: str) -> Piece:
+        """Return what a drawn token adds to the reply."""
+        self._times.token()
+        if self._sequence is not None:
+            self.num_adopted = self._sequence.adopted
+        piece = self._take(token, why)
+        if piece.reason:
+            self._times.end(piece.reason)
+        return piece
+
+    def _take(self, token: int, why: str) -> Piece:
+        if self._ask.max_tokens == 0:
+            return Piece("", (), (), Reason.LENGTH)
+        released: list[int] = []
+        stopped = False
+        if why != Reason.STOP:
+            self.num_tokens += 1
+            released, stopped = self._stop.feed(token)
+        if why and not stopped:
+            released += self._stop.flush()
+        reason = Reason.STOP if stopped else why
+        text = self._text.feed(released)
+        if reason:
+            text += self._stop.remainder if stopped else self._text.flush()
+        self._held += released
+        if not text and not reason:
+            return Piece("", (), (), "")
+        tokens, self._held = tuple(self._held), []
+        first, self._given = self._given, self._given + len(tokens)
+        return Piece(text, tokens, tuple(self._generation.scores[first : self._given]), reason)
+
+    def _constraint(self) -> Constraint | None:
+        grammar, schema = self._voice.grammar, self._ask.schema
+        return grammar.constraint(grammar.compile(schema), ()) if schema else None
+
+
+class _Drawn(NamedTuple):
+    completion: Completion
+    token: int
+    why: str
+
+
+def _again(ask: Ask, number: int) -> Ask:
+    """Return what the `number`-th reply to a prompt asks for: a seed of its own."""
+    if number == 0:
+        return ask
+    seed = ask.sampling.seed
+    sampling = replace_struct(ask.sampling, seed=None if seed is None else seed + number)
+    return replace(ask, sampling=sampling, prompt_scores=None)
+
+
+class Request:
+    """Some prompts, each with one reply or several. Leaving it frees what is still under way.
+
+    Raises:
+        ContextLengthError, InputError: something cannot be answered as asked.
+    """
+
+    def __init__(self, voice: Voice, asks: Sequence[Ask]) -> None:
+        self._inbox: asyncio.Queue[_Drawn] = asyncio.Queue()
+        self._waiting: dict[int, list[Completion]] = {}
+        """Further replies to the prompt of the reply with this index."""
+        self.completions: list[Completion] = []
+        self.num_prompt_tokens = sum(len(ask.prompt) for ask in asks)
+        for prompt, ask in enumerate(asks):
+            first = len(self.completions)
+            for number in range(ask.num_replies):
+                again = _again(ask, number)
+                made = Completion(voice, again, first + number, prompt, self._inbox)
+                self.completions.append(made)
+            self._waiting[first] = self.completions[first + 1 :]
+        self._firsts = [self.completions[first] for first in self._waiting]
+
+    def __enter__(self) -> "Request":
+        for completion in self._firsts:
+            completion.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for completion in self.completions:
+            completion.close()
+
+    @property
+    def num_adopted(self) -> int:
+        """Prompt tokens that did not have to be run."""
+        return sum(completion.num_adopted for completion in self._firsts)
+
+    async def pieces(self) -> AsyncIterator[tuple[Completion, Piece]]:
+        """Yield what comes of all replies, until each has ended."""
+        left = len(self.completions)
+        while left:
+            completion, token, why = await self._inbox.get()
+            for other in self._waiting.pop(completion.index, ()):
+                other.begin()
+            piece = completion.take(token, why)
+            if piece.reason:
+                completion.close()
+                left -= 1
+            if piece.text or piece.reason:
+                yield completion, piece
