@@ -93,6 +93,7 @@ class Agent:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         schema: str | Mapping[str, Any] = "",
+        adapter: str = "",
     ) -> AsyncGenerator[Talk, None]:
         """Hold a conversation; leaving the block says goodbye, and the decoder forgets it.
 
@@ -103,6 +104,7 @@ class Agent:
             sampling: how tokens are drawn; greedy by default.
             stop: strings that end a reply.
             schema: a JSON schema, as text or as a mapping, that replies follow.
+            adapter: name of a LoRA adapter of the decoder that replies; empty: the base model does.
         """
         if max_tokens < 1 or deadline < 0:
             raise ConfigError(
@@ -117,6 +119,7 @@ class Agent:
             max_tokens,
             list(stop),
             schema if isinstance(schema, str) else json.dumps(schema),
+            adapter,
             deadline=deadline,
         )
         stream = self._session.open(body)

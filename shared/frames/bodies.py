@@ -88,7 +88,10 @@ class HelloBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WelcomeBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who answers the HELLO with the tag `answers`. All digests are hexadecimal sha256."""
+    """Who answers the HELLO with the tag `answers`. All digests are hexadecimal sha256.
+
+    `adapter` is the digest of what replies where OPEN names none; empty: the base model does.
+    """
 
     decoder: str
     boot: str
@@ -110,7 +113,10 @@ class WelcomeBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OpenBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a conversation is, until BYE. `deadline`: seconds from END_TURN to the reply's end."""
+    """What a conversation is, until BYE. `deadline`: seconds from END_TURN to the reply's end.
+
+    `adapter` is a name; what it stands for may be swapped between two turns (NOTICE "adapter").
+    """
 
     conversation: str
     system: str = ""
