@@ -34,6 +34,8 @@ class EdgeSettings(msgspec.Struct, frozen=True):
     max_tokens: int = 64
     deadline: float = 30.0
     stop: list[str] = []
+    adapter: str = ""
+    """Name of a LoRA adapter of the decoder that replies; empty: the base model does."""
 
 
 def edge(arguments: Sequence[str]) -> int:
@@ -122,6 +124,7 @@ async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: 
                 max_tokens=settings.max_tokens,
                 deadline=settings.deadline,
                 stop=settings.stop,
+                adapter=settings.adapter,
             ) as talk:
                 await converse(talk, source, observer, whole=whole)
     except asyncio.CancelledError:

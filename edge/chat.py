@@ -45,7 +45,10 @@ async def _chat(settings: EdgeSettings, options: argparse.Namespace) -> int:
         )
         talk = await stack.enter_async_context(
             agent.conversation(
-                system=settings.system, max_tokens=settings.max_tokens, deadline=settings.deadline
+                system=settings.system,
+                max_tokens=settings.max_tokens,
+                deadline=settings.deadline,
+                adapter=settings.adapter,
             )
         )
         print(f"{agent.welcome.model} at {url}. Enter sends, Ctrl-U clears, Ctrl-D leaves.")

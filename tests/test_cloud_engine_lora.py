@@ -20,8 +20,9 @@ from cloud.engine.reference.model import build_model
 from cloud.engine.reference.runner import ReferenceRunner
 from cloud.engine.sequence import LoadedAdapter
 from shared.adapter import Adapter
-from shared.nn.checkpoint import Checkpoint
+from shared.nn.checkpoint import Checkpoint, load_checkpoint
 from tests.small_adapters import merged, random_adapter
+from tests.small_llama import random_llama, write_folder, write_gguf
 from tests.test_cloud_engine_cpu import RAGGED, checkpoints, chunks, runner, whole
 
 __all__ = ["checkpoints"]  # a fixture
@@ -72,6 +73,18 @@ def test_a_step_with_an_adapter_is_that_of_the_merged_weights(
     for engine in (reference(checkpoint), runner(checkpoint, Form.F32, torch.float32)):
         adapted = with_adapters(batch, [engine.load_adapter(adapter)] * len(RAGGED))
         assert float((engine.run(adapted) - expected).abs().max()) < 1e-4 * spread
+
+
+def test_an_adapter_means_the_same_for_a_gguf_file_and_a_folder_of_one_model(
+    tmp_path: Path,
+) -> None:
+    folder = load_checkpoint(write_folder(tmp_path / "folder", random_llama()))
+    file = load_checkpoint(write_gguf(tmp_path / "model.gguf", random_llama()))
+    batch = whole(chunks(Random(1), RAGGED, 60))
+    expected = reference(merged(folder, ADAPTERS[0])).run(batch)
+    engine = runner(file, Form.F32, torch.float32)
+    adapted = with_adapters(batch, [engine.load_adapter(ADAPTERS[0])] * len(RAGGED))
+    assert float((engine.run(adapted) - expected).abs().max()) < 1e-4 * float(expected.std())
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "biased"])
