@@ -6,6 +6,7 @@ sequence runs with it.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from shared.adapter import Adapter
 from shared.errors import CapacityError, InputError, ModelError
 from shared.nn.llama import LlamaConfig
 from shared.peft_folder import read_adapter
+
+log = logging.getLogger(__name__)
 
 MAX_NAME = 128
 PATIENCE = 10.0
@@ -52,6 +55,8 @@ class AdapterLoader:
                 f"{adapter.source}: its rank is {adapter.rank}, this decoder takes up to "
                 f"max_lora_rank = {self.max_rank}: raise that setting"
             )
+        digest = adapter.digest  # hash it here, in a thread that nobody waits for
+        log.info("%s %s, rank %d", adapter.source, digest[:12], adapter.rank)
         return adapter
 
     def load_all(self, folders: Mapping[str, str], most: int) -> dict[str, LoadedAdapter]:
@@ -132,6 +137,7 @@ class Adapters:
                 _check_room(name, kept, self._most)
                 loaded = await asyncio.to_thread(self._loader.runner.load_adapter, adapter)
             self._loaded[name] = loaded
+        log.info("adapter %r is %s", name, loaded.digest[:12])
         self._tell(name)
         return loaded
 
@@ -144,6 +150,7 @@ class Adapters:
         async with self._loading:
             self.get(name)
             del self._loaded[name]
+        log.info("adapter %r is unloaded", name)
         self._tell(name)
 
     def watch(self, watcher: Callable[[str], None]) -> None:

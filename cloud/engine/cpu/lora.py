@@ -1,10 +1,11 @@
 """Adapters in a step: what a projection says of x, plus B (A x) for the rows that have an adapter.
 
-A phase before the projection *shrinks*: it computes A x, at most 64 values a row. The tasks of the
+A phase before the projection *shrinks*: it computes A x, a few values a row. The tasks of the
 projection then *expand*: they add B (A x) to their tile of channels. Rows of one adapter that are
 neighbours go together as a run, for speed alone: a row's sums have the same order in any run, and
 rows without an adapter are in none. The matrices lie where each adapter was loaded, in tiles of 16
-ranks or channels like the weights, and the program finds them by address.
+ranks or channels like the weights; the program finds them by address, and the sequences of its
+batch keep them there.
 """
 
 from collections.abc import Iterable
