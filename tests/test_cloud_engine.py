@@ -255,8 +255,9 @@ def test_top_k_top_p_and_min_p_cut_what_they_say() -> None:
     ]
     assert (distribution(logits, Sampling(temperature=1.0, top_p=0.6)) > 0).sum() == 1
     assert (distribution(logits, Sampling(temperature=1.0, min_p=0.3)) > 0).sum() == 2
-    cold = distribution(logits, Sampling(temperature=0.01))
-    assert float(cold[0]) > 0.999
+    for temperature in (0.01, 1e-30, 1e-300):
+        cold = distribution(logits, Sampling(temperature=temperature, top_p=1e-6, min_p=1.0))
+        assert cold.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_building_a_model_for_the_gpu_needs_no_cpu_kernels() -> None:

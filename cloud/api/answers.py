@@ -1,11 +1,10 @@
 """Follows a request to its end: one JSON body, or a stream of events."""
 
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
-
-import msgspec
 
 from cloud.api.shapes import Json, Shape
 from cloud.completion import Completion, Piece, Request
@@ -63,7 +62,8 @@ class Answer:
         }
         if usage:
             body["usage"] = self._usage() if choice is None else None
-        return msgspec.json.encode(body)
+        # all ASCII: clients that split lines as Unicode has them would cut a text at U+2028
+        return json.dumps(body, separators=(",", ":")).encode()
 
     def _usage(self) -> Json:
         request = self._request

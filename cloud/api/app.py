@@ -1,5 +1,6 @@
 """The routes. Every one reads its request, asks the decoder, and answers as the OpenAI API does."""
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -66,7 +67,10 @@ def make_app(house: House) -> ASGIApp:
 
 
 def _replies(app: FastAPI, house: House) -> None:
-    @app.post("/v1/chat/completions", response_model=responses.ChatBody, tags=["replies"])
+    stream: dict[int | str, Json] = {200: {"content": {"text/event-stream": {}}}}
+    route = functools.partial(app.post, responses=stream, tags=["replies"])
+
+    @route("/v1/chat/completions", response_model=responses.ChatBody)
     async def chat(http: Request, body: requests.ChatRequest) -> Response:
         """Reply to a chat."""
         voice = house.voice
@@ -84,7 +88,7 @@ def _replies(app: FastAPI, house: House) -> None:
         shape = ChatShape(voice.tokenizer, scored=body.logprobs)
         return await _answer(http, body, voice, [ask], shape)
 
-    @app.post("/v1/completions", response_model=responses.CompletionBody, tags=["replies"])
+    @route("/v1/completions", response_model=responses.CompletionBody)
     async def complete(http: Request, body: requests.CompletionRequest) -> Response:
         """Go on with a text, or with token ids."""
         voice = house.voice

@@ -104,12 +104,17 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def _invalid(errors: Sequence[Any]) -> ApiError:
-    """Name the first thing that is wrong."""
-    first = errors[0]
+    """Name what is wrong: of the ways a value could have been read, the one that came farthest."""
+    first = max(errors, key=lambda error: len(error["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first['ctx']['error']}")
     if first["type"] == "model_attributes_type":
         return ApiError(400, "the body must be a JSON object, with Content-Type: application/json")
-    path = [str(part) for part in first["loc"] if part != "body"]
+    path = [str(part) for part in first["loc"] if not _is_branch(part)]
     name = ".".join(path)
     return ApiError(400, f"{name or 'body'}: {first['msg']}", param=path[0] if path else None)
+
+
+def _is_branch(part: str | int) -> bool:
+    """Tell whether a part of a place is pydantic's name for a way to read a value."""
+    return isinstance(part, str) and (part in ("body", "str", "int") or "[" in part)

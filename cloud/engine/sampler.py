@@ -7,6 +7,9 @@ from cloud.engine.scores import score
 from cloud.engine.sequence import Generation, Sequence
 from shared.frames import Sampling
 
+_COLDEST = 1e-6
+"""Temperatures below draw the likeliest token as well; division by them would overflow."""
+
 
 class Sampler:
     """Greedy, or temperature, top-k, top-p, min-p; a seeded draw depends on its position only."""
@@ -48,7 +51,8 @@ class Sampler:
 
 def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Return what `sampling`, of a temperature above 0, makes of `logits`: (vocabulary,)."""
-    logits = logits.float().cpu() / sampling.temperature
+    logits = logits.float().cpu()
+    logits = (logits - logits.max()) / max(sampling.temperature, _COLDEST)
     if sampling.top_k > 0:
         lowest = logits.topk(min(sampling.top_k, len(logits))).values[-1]
         logits = logits.masked_fill(logits < lowest, float("-inf"))
