@@ -44,19 +44,38 @@ def _parser() -> argparse.ArgumentParser:
         kind = kinds.add_parser(
             name, help=about, description=usual.description, parents=[usual], add_help=False
         )
-        kind.add_argument("--model", default="smollm2-135m-instruct", help="a name or a path")
+        kind.add_argument(
+            "--model",
+            default="smollm2-135m-instruct",
+            help="a known model's name or a path (default: %(default)s)",
+        )
         if name == "fleet":
             _add_fleet(kind)
         elif name != "quality":
-            kind.add_argument("--runs", type=_count, default=15, help="repetitions of each figure")
+            kind.add_argument(
+                "--runs",
+                type=_count,
+                default=15,
+                help="repetitions of each figure (default: %(default)s)",
+            )
     return ask
 
 
 def _add_fleet(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("--vehicles", type=_count, default=16, help="how many speak at once")
-    kind.add_argument("--seconds", type=_seconds, default=60.0, help="how long they begin turns")
     kind.add_argument(
-        "--link", choices=("shm", "mqtt"), default="shm", help="mqtt: over a broker of its own"
+        "--vehicles", type=_count, default=16, help="how many speak at once (default: %(default)s)"
+    )
+    kind.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=60.0,
+        help="after which no more turns end (default: %(default)s)",
+    )
+    kind.add_argument(
+        "--link",
+        choices=("shm", "mqtt"),
+        default="shm",
+        help="mqtt: over a broker of its own (default: %(default)s)",
     )
 
 
