@@ -36,6 +36,7 @@ bench: setup
 	$(BIN)/deltarelay bench relay --json
 	$(BIN)/deltarelay bench link --json
 	$(BIN)/deltarelay bench edge --json
+	$(BIN)/deltarelay bench fleet --json
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -173,7 +173,7 @@ def open_broker(
         raise InputError(f"port {port} is outside 1..65535")
     name, program = _find_program(prefer)
     with TemporaryDirectory(prefix="deltarelay-broker-") as folder:
-        chosen = _free_port() if port is None else port
+        chosen = free_port() if port is None else port
         broker = Broker(HOST, chosen, name, program=program, folder=Path(folder))
         try:
             broker.start()
@@ -219,7 +219,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port nobody listens on; system randomness, so that parallel runs rarely meet."""
     for port in SystemRandom().sample(PORTS, 50):
         if _is_free(port):

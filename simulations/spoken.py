@@ -10,6 +10,8 @@ from simulations.speaker import speak_text
 
 SILENCE = 0.5
 """Seconds without speech after which a turn has ended."""
+SYSTEM = "You are the assistant of a car. Answer the driver in one short sentence."
+"""What the decoder is told in the benches that speak."""
 RECORDED = Path(__file__).parents[2] / "shared/data/partials/kvret_dev_240.jsonl"
 """Real hypotheses, where there are some beside the checkout."""
 

@@ -105,3 +105,4 @@ def test_the_common_prefix_is_the_longest_one(a: list[int], b: list[int], same: 
     assert n >= len(same)
     assert x[:n] == y[:n]
     assert n in (len(x), len(y)) or x[n] != y[n]
+    assert common_prefix(tuple(x), y) == n

@@ -25,12 +25,11 @@ from cloud.settings import DecoderSettings
 from edge.agent import Agent, connect
 from shared.commands import progress
 from simulations.bench.show import spread
-from simulations.spoken import SpokenTurn, spoken_turns
+from simulations.spoken import SYSTEM, SpokenTurn, spoken_turns
 
 OTHERS = 4
 WINDOW = 20.0
 """Seconds."""
-SYSTEM = "You are the assistant of a car. Answer the driver in one short sentence."
 STORY = "Tell me a long story about a road trip, with every town and every meal on the way."
 
 
