@@ -196,8 +196,8 @@ def test_a_team_does_every_task_of_every_phase_once(size: int) -> None:
 def test_a_helper_that_comes_too_late_touches_nothing() -> None:
     totals, counters = np.array([5]), counters_for(1)
     done = np.zeros((1, 5), np.int64)
-    count_tasks(Crew(0, 2, counters), totals, done)
-    count_tasks(Crew(1, 2, counters), totals, done)
+    count_tasks(Crew(0, 2, counters.ctypes.data), totals, done)
+    count_tasks(Crew(1, 2, counters.ctypes.data), totals, done)
     assert done.tolist() == [[1] * 5]
 
 

@@ -447,7 +447,7 @@ def test_the_step_that_runs_the_last_words_of_a_turn_also_draws_the_first_token(
     ("sampling", "says"),
     [
         (Sampling(temperature=float("nan")), "temperature = nan: must be 0..10"),
-        (Sampling(top_p=2.0), "top_p = 2.0: must be 0..1"),
+        (Sampling(top_p=2.0), "top_p = 2.0: must be 1e-06..1"),
         (Sampling(logit_bias={10**6: 1.0}), "logit_bias: token id 1000000"),
     ],
 )

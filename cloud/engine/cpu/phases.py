@@ -34,7 +34,8 @@ class Crew(NamedTuple):
 
     member: int  # 0: the thread that wants the result
     members: int
-    counters: Counters
+    counters: int
+    """Address of the counters: an array would leave a reference behind in every generator."""
 
 
 def counters_for(phases: int) -> Counters:
@@ -42,31 +43,31 @@ def counters_for(phases: int) -> Counters:
     return np.zeros(_PHASES + 2 * _LINE * phases, np.int64)
 
 
-def _pointer(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-    data = context.make_array(signature.args[0])(context, builder, values[0]).data
-    return builder.gep(data, [values[1]])
+def _pointer(builder: ir.IRBuilder, values: Any) -> ir.Value:
+    offset = builder.mul(values[1], ir.Constant(values[1].type, 8))
+    return builder.inttoptr(builder.add(values[0], offset), ir.IntType(64).as_pointer())
 
 
 @intrinsic
 def fetch_add(_typing: Any, counters: Any, index: Any, amount: Any) -> Any:
-    """Add to counters[index] (int64); return what it was."""
+    """Add to word `index` (int64) at the address `counters`; return what it was."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        where = _pointer(context, builder, signature, values)
+    def generate(_context: Any, builder: ir.IRBuilder, _signature: Any, values: Any) -> Any:
+        where = _pointer(builder, values)
         return builder.atomic_rmw("add", where, values[2], "seq_cst")
 
-    return types.int64(counters, index, types.int64), generate
+    return types.int64(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
 def load(_typing: Any, counters: Any, index: Any) -> Any:
-    """Return counters[index] (int64); what was written before it was raised is seen behind it."""
+    """Return word `index`; what was written before it was raised is seen behind it."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        where = _pointer(context, builder, signature, values)
+    def generate(_context: Any, builder: ir.IRBuilder, _signature: Any, values: Any) -> Any:
+        where = _pointer(builder, values)
         return builder.load_atomic(where, "acquire", 8)
 
-    return types.int64(counters, index), generate
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -83,7 +84,7 @@ def offer_core(_typing: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _wait_for(counters: Counters, index: int, value: int) -> None:
+def _wait_for(counters: int, index: int, value: int) -> None:
     spins = 0
     while load(counters, index) < value:
         spins += 1

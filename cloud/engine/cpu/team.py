@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloud.engine.cpu.phases import Crew, counters_for
+from cloud.engine.cpu.phases import Counters, Crew, counters_for
+
+_Job = tuple[Callable[..., None], Counters, Sequence[Any]]
 
 
 class Team:
@@ -16,7 +18,7 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._jobs: list[queue.SimpleQueue[tuple[Callable[..., None], Sequence[Any]] | None]] = []
+        self._jobs: list[queue.SimpleQueue[_Job | None]] = []
         for member in range(1, size):
             jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._jobs.append(jobs)
@@ -27,8 +29,11 @@ class Team:
         """Run a program on all threads; it returns when its work is done."""
         counters = counters_for(num_phases)
         for member, jobs in enumerate(self._jobs, 1):
-            jobs.put((program, (Crew(member, self.size, counters), *arguments)))
-        program(Crew(0, self.size, counters), *arguments)
+            jobs.put((program, counters, (self._crew(member, counters), *arguments)))
+        program(self._crew(0, counters), *arguments)
+
+    def _crew(self, member: int, counters: Counters) -> Crew:
+        return Crew(member, self.size, counters.ctypes.data)
 
     def close(self) -> None:
         """End the helpers."""
@@ -38,6 +43,6 @@ class Team:
 
 def _help(jobs: "queue.SimpleQueue[Any]") -> None:
     while (job := jobs.get()) is not None:
-        program, arguments = job
+        program, counters, arguments = job  # counters: alive until a late one has looked at them
         program(*arguments)
-        del program, arguments, job  # what they hold is free before the next one comes
+        del program, counters, arguments, job  # what they hold is free before the next one comes
