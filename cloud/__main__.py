@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ if TYPE_CHECKING:  # importing it loads torch, which `deltarelay models` can do 
     from cloud.decoder import Brain
     from cloud.server import Decoder
     from cloud.settings import DecoderSettings
+
+
+_STARTED_OVER = "DELTARELAY_STARTED_OVER"
+"""Set in the environment of a decoder that compiled its program before."""
 
 
 def cloud(arguments: Sequence[str]) -> int:
@@ -58,13 +63,31 @@ def _load(settings: "DecoderSettings") -> "Brain":
     from cloud.decoder import load_brain
 
     progress(f"loading {settings.model}")
-    if settings.device == "cpu":
-        from cloud.engine.cpu import COMPILED, forget_old_programs
+    if settings.device != "cpu":
+        return load_brain(settings)
+    from cloud.engine.cpu import COMPILED, forget_old_programs
 
-        if not COMPILED.exists():
-            progress("compiling the engine for this processor: once, for about half a minute")
-        forget_old_programs()
-    return load_brain(settings)
+    if not COMPILED.exists():
+        progress("compiling the engine for this processor: once, for about half a minute")
+    forget_old_programs()
+    brain = load_brain(settings)
+    from cloud.engine.cpu.runner import was_compiled
+
+    if was_compiled():
+        _start_over()
+    return brain
+
+
+def _start_over() -> None:
+    """Run this command again, with the program that was compiled and kept just now.
+
+    A process that compiles it may run other copies of its functions than those that load it, with
+    other roundings: replies are to be the same whoever gives them.
+    """
+    if os.environ.get(_STARTED_OVER) != "yes":
+        os.environ[_STARTED_OVER] = "yes"
+        progress("starting with what was compiled")
+        os.execv(sys.executable, sys.orig_argv)
 
 
 async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:

@@ -35,6 +35,7 @@ class AheadCounts:
     tried: int = 0
     dropped: int = 0
     adopted: int = 0
+    """Whose turn ended as assumed, with a token there already."""
     turns: int = 0
     """Turns that ended, with or without a draft."""
     seconds: deque[float] = field(default_factory=lambda: deque[float](maxlen=4096))
@@ -102,7 +103,7 @@ class Ahead:
         self.drop()
         self._tries = 0
         self._counts.turns += 1
-        self._counts.adopted += draft is not None
+        self._counts.adopted += draft is not None and bool(draft.drawn)
         return draft
 
     def drop(self) -> None:

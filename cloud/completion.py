@@ -14,7 +14,7 @@ from msgspec.structs import replace as replace_struct
 
 from cloud.engine.engine import Engine
 from cloud.engine.scores import PromptScores, TokenScore
-from cloud.engine.sequence import Constraint, Generation, Lane
+from cloud.engine.sequence import Constraint, Generation, Lane, LoadedAdapter
 from cloud.engine.sequence import Sequence as EngineSequence
 from cloud.stop import StopFilter
 from cloud.voice import Voice
@@ -41,6 +41,7 @@ class Ask:
     prompt_scores: int | None = None
     """The same for the prompt's own tokens."""
     num_replies: int = 1
+    adapter: LoadedAdapter | None = None
 
 
 class Piece(NamedTuple):
@@ -99,7 +100,7 @@ class Completion:
         """Hand the prompt to the engine."""
 
         def begin(engine: Engine) -> None:
-            self._sequence = sequence = engine.add()
+            self._sequence = sequence = engine.add(adapter=self._ask.adapter)
             sequence.scores, sequence.lane = self.scores, Lane.BULK
             engine.splice(sequence, 0, self._ask.prompt)
             engine.generate(sequence, self._generation, float("inf"))

@@ -145,7 +145,7 @@ class Conversation:
             self._generation = self._reply(most, reply)
             self._handle.tell([*prompt, *reply], reply=self._generation, deadline=self._expires)
         else:
-            self._adopted_at = began
+            self._adopted_at = began if draft.drawn else None
             self._adopt(draft)
 
     def _cancelled(self, event: Cancelled) -> None:

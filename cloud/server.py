@@ -57,6 +57,7 @@ class Decoder:
         self.boot = secrets.token_hex(8)
         self.name = settings.name or default_name()
         self.model = settings.model
+        self.adapter_updates = settings.adapter_updates
         self.started = int(time.time())
         """When, in seconds since 1970: a hint for people."""
         self._settings = settings

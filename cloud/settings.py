@@ -18,6 +18,8 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     """Where vehicles connect: shm:///path, mqtt://host:port; default: this user's socket."""
     http: str = ""
     """Where the OpenAI-compatible API listens: host:port; empty: nowhere."""
+    adapter_updates: bool = False
+    """Let HTTP clients load and unload adapters: they name folders of this host."""
     name: str = ""
     """This decoder's name in its fleet; default: the host's name."""
     fleet: str = "fleet"

@@ -11,7 +11,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cloud.api import app
+from cloud.api import app, operation
 from shared.frames import Sampling
 from shared.tokenizer import load_tokenizer
 from tests.api_world import MODEL, ApiWorld, in_api_world
@@ -509,7 +509,7 @@ def test_the_models_served_are_listed() -> None:
 
 
 def test_health_says_whether_the_engine_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PATIENCE", 0.1)
+    monkeypatch.setattr(operation, "PATIENCE", 0.1)
 
     async def test(world: ApiWorld) -> None:
         assert (await world.http.get("/health")).status_code == 200

@@ -78,6 +78,8 @@ OPERATIONS = (
     ("POST", "/detokenize"),
     ("GET", "/tokenizer/{digest}"),
     ("GET", "/v1/models"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
     ("GET", "/v1/models/{model}"),
     ("GET", "/health"),
     ("GET", "/metrics"),
@@ -103,7 +105,7 @@ def test_an_operation_keeps_what_its_description_says(
         answered[case.call_and_validate(checks=list(CHECKS)).status_code] += 1
 
     check()
-    assert answered[200] or "{" in path, answered
+    assert answered[200] or "{" in path or "adapter" in path, answered
 
 
 def fitted(case: schemathesis.Case) -> schemathesis.Case:

@@ -339,3 +339,18 @@ def test_a_decoder_ends_with_its_parent_and_on_sigterm() -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_a_decoder_that_had_to_compile_starts_over_with_what_it_kept(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "cloud", "--model", str(model), "--check"]
+    heard = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+        for _ in range(2)
+    ]
+    assert "starting with what was compiled" in heard[0]
+    assert heard[0].count("loading") == 2
+    assert "starting with" not in heard[1]
+    assert heard[1].count("loading") == 1

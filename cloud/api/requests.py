@@ -169,7 +169,7 @@ class ChatRequest(_Generate):
         return self
 
     @property
-    def schema_text(self) -> dict[str, Any] | None:
+    def json_schema(self) -> dict[str, Any] | None:
         """The JSON schema of the reply, if it has one."""
         match self.response_format:
             case SchemaFormat(json_schema=schema):
@@ -206,6 +206,19 @@ class CompletionRequest(_Generate):
             else:
                 prompts.append(prompt)
         return [*prompts, ids] if ids else prompts
+
+
+class LoadAdapterRequest(_Body):
+    """Of `/v1/load_lora_adapter`: `lora_path` is a PEFT folder on the decoder's host."""
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+
+
+class UnloadAdapterRequest(_Body):
+    """Of `/v1/unload_lora_adapter`."""
+
+    lora_name: str = Field(min_length=1)
 
 
 class TokenizeRequest(_Body):

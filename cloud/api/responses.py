@@ -102,6 +102,13 @@ class ModelList(BaseModel):
     data: list[ModelBody]
 
 
+class AdapterBody(BaseModel):
+    """What a name stands for now; an empty digest: nothing."""
+
+    lora_name: str
+    digest: str
+
+
 class TokenizeBody(BaseModel):
     """Of `/tokenize`."""
 

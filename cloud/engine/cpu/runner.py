@@ -101,6 +101,11 @@ class CpuRunner:
         return self._logits[:samples]
 
 
+def was_compiled() -> bool:
+    """Tell whether this process had to compile the program rather than load it."""
+    return bool(run_step.stats.cache_misses)
+
+
 def lay_out(batch: Batch, kv_heads: int) -> Rows:
     """Lay the chunks of a batch out as rows."""
     tokens: list[int] = []
