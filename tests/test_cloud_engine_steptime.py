@@ -6,7 +6,8 @@ import pytest
 
 from cloud.engine.batch import Batch, Chunk, keys_of
 from cloud.engine.blocks import BlockPool
-from cloud.engine.scheduler import MIN_CHUNK, SLOWDOWN, Scheduler
+from cloud.engine.pace import MIN_CHUNK, SLOWDOWN
+from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Sequence
 from cloud.engine.steptime import StepTime
 from shared.frames import Sampling

@@ -10,6 +10,7 @@ import torch
 
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
+from cloud.engine.fairness import Account
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, Sequence
@@ -65,6 +66,7 @@ class Engine:
         self._times = times if times is not None else StepTime()
         self._sequences: dict[int, Sequence] = {}
         self._numbers = count()
+        self._account = Account()
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -81,9 +83,19 @@ class Engine:
         """Blocks nobody holds."""
         return self._pool.num_free
 
-    def add(self, namespace: Hashable = "") -> Sequence:
-        """Begin a sequence; it shares prefixes with others of its namespace."""
-        sequence = Sequence(next(self._numbers), touched=self._clock(), namespace=namespace)
+    def add(self, namespace: Hashable = "", account: Account | None = None) -> Sequence:
+        """Begin a sequence.
+
+        Args:
+            namespace: it shares prefixes with others of the same.
+            account: whose share of the steps it runs on; None: one for all that have none.
+        """
+        sequence = Sequence(
+            next(self._numbers),
+            touched=self._clock(),
+            namespace=namespace,
+            account=account if account is not None else self._account,
+        )
         self._sequences[sequence.number] = sequence
         return sequence
 
