@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 
 from cloud.ahead import Ahead, Draft
+from cloud.allowance import Allowance
 from cloud.engine.engine import Engine
 from cloud.engine.sequence import Generation, Lane, Sequence
 from cloud.stop import StopFilter
@@ -45,12 +46,13 @@ class Conversation:
         self,
         stream: CloudStream,
         voice: Voice,
+        allowance: Allowance,
         *,
         on_change: Callable[[], None],
         notice: Callable[[str, str], None],
     ) -> None:
         self.stream = stream
-        self._voice = voice
+        self._voice, self._allowance = voice, allowance
         self._on_change, self._notice = on_change, notice
         self._turns: list[ChatTurn | None] = []
         """Finished turns; None: refused or dropped, no longer part of the prompt."""
@@ -68,8 +70,10 @@ class Conversation:
         self.touched = voice.clock()
         self._begin()
 
+        namespace, account = (allowance.tenant, stream.body.adapter), allowance.account
+
         def add(engine: Engine) -> None:
-            self._sequence = engine.add(stream.body.adapter)
+            self._sequence = engine.add(namespace, account)
 
         voice.worker.submit(add)
         self._tell(self._prompt())
@@ -118,11 +122,13 @@ class Conversation:
                 f"the system text and its template take {len(self._opening)} tokens of a context "
                 f"of {self._voice.context}: shorten it"
             )
+        self._allowance.charge(len(self._opening))
         schema = self.stream.body.schema
         self._matcher = self._voice.grammar.compile(schema) if schema else None
 
     def _revised(self) -> None:
         user = self.stream.log.ids
+        self._allowance.count(self.stream.turn, user)
         if self._ahead.stands(user):
             return  # a tail was committed as it stood
         self._ahead.drop()
@@ -133,6 +139,7 @@ class Conversation:
     def _ended(self) -> None:
         began = self._voice.clock()
         user, body, reply = self.stream.log.committed, self.stream.body, self.stream.reply
+        self._allowance.count(self.stream.turn, user)
         if reply:  # begun elsewhere
             self._ahead.drop()
         draft = self._ahead.take(user)
@@ -142,8 +149,7 @@ class Conversation:
             self._notice("turn-refused", why)
             self._finish(Reason.ERROR)
             return
-        prompt, most = self._asked(user)
-        if len(reply) >= most:
+        if len(reply) >= self._asked(user)[1]:
             self._finish(Reason.LENGTH)
             return
         self._stop = StopFilter(self._voice.tokenizer, body.stop) if body.stop else None
@@ -152,11 +158,20 @@ class Conversation:
             self._expires = began + body.deadline
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(body.deadline, self._expire)
-        if draft is None:
+        self._answer(draft, began)
+
+    def _answer(self, draft: Draft | None = None, ended_at: float | None = None) -> None:
+        """Have the turn that ended answered, as soon as the device is within its limit."""
+        reply = self.stream.reply
+        prompt, most = self._asked(self.stream.log.committed)
+        if not self._allowance.ask(len(reply), most, self._notice, self._answer):
+            if draft is not None:
+                self._cancel(draft.generation)
+        elif draft is None:
             self._generation = self._reply(most, reply)
             self._tell([*prompt, *reply], reply=self._generation)
         else:
-            self._adopted_at = began
+            self._adopted_at = ended_at
             self._adopt(draft)
 
     def _cancelled(self, event: Cancelled) -> None:
@@ -169,6 +184,8 @@ class Conversation:
 
     def _history(self, event: HistorySet) -> None:
         self._silence()
+        self._allowance.count(event.turn, event.user_ids)
+        self._allowance.charge(len(event.reply_ids))
         del self._turns[event.turn :]
         if event.done:
             empty = not event.user_ids and not event.reply_ids
@@ -263,6 +280,8 @@ class Conversation:
         Args:
             tail: ids at the end that the next revision may change: never shared with others.
         """
+        if reply is None and self._allowance.is_over(self._catch_up):
+            return
         keep = common_prefix(self._told, prompt)
         if keep == len(self._told) == len(prompt) and reply is None:
             return
@@ -278,6 +297,12 @@ class Conversation:
                 engine.generate(sequence, reply, deadline)
 
         self._voice.worker.submit(command)
+
+    def _catch_up(self) -> None:
+        """Tell the engine what it was not told while the device was over its limit."""
+        if not self.stream.ended:
+            user = self.stream.log.ids
+            self._tell([*self._prompt(), *user], tail=len(self.stream.log.tail))
 
     def _asked(self, user: Ids[int]) -> tuple[list[int], int]:
         """Return the prompt for a reply to `user`, and how many tokens the reply may have."""
@@ -305,7 +330,7 @@ class Conversation:
         """The turn may have ended: begin the reply to it as it stands."""
         user, tail = self.stream.log.ids, len(self.stream.log.tail)
         prompt, most = self._asked(user)
-        if self.stream.ended or not user or most < 1:
+        if self.stream.ended or not user or most < 1 or self._allowance.is_over():
             return None
         draft = Draft(user, self._reply(most, (), pause_at=self._voice.ahead.tokens))
         opening = len(self._voice.template.reply_opening)
@@ -340,6 +365,7 @@ class Conversation:
         self._ahead.drop()
         self._adopted_at = None
         generation, self._generation = self._generation, None
+        self._allowance.settle(generation.produced if generation is not None else 0)
         if generation is not None:
             self._cancel(generation)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cloud.engine.backlog import Backlog, backlog_of
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
 from cloud.engine.fairness import Account
@@ -71,6 +72,11 @@ class ModelEngine:
         sequence.generation, sequence.lane = generation, Lane.LIVE
         self.jobs[sequence] = job = Job(sequence, self.now)
         return job
+
+    @property
+    def backlog(self) -> Backlog:
+        """What waits."""
+        return backlog_of(self.jobs, self.pool, self.times)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence."""

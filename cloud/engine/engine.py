@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from cloud.engine.backlog import Backlog, backlog_of
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
 from cloud.engine.fairness import Account
@@ -77,6 +78,11 @@ class Engine:
     def num_evictions(self) -> int:
         """Sequences that lost their blocks so far."""
         return self._scheduler.num_evictions
+
+    @property
+    def backlog(self) -> Backlog:
+        """What waits for the engine."""
+        return backlog_of(self._sequences.values(), self._pool, self._times)
 
     @property
     def num_free_blocks(self) -> int:
