@@ -9,11 +9,8 @@ from collections.abc import Sequence as Ids
 
 from cloud.admission import Admission
 from cloud.engine.fairness import Account
+from shared.frames import RATE_LIMITED
 from shared.tokenlog import common_prefix
-
-RATE_LIMITED = "rate-limited"
-"""Topic of the notice that says how long an ended turn waits."""
-
 
 class Allowance:
     """The dealings of one conversation.

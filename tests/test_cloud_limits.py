@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from cloud.allowance import RATE_LIMITED
+
 from cloud.server import SLOW_CREDIT
 from cloud.settings import AdmissionSettings, DeviceLimitSettings
 from edge.agent import Agent
 from shared.errors import TurnError
-from shared.frames import Load
+from shared.frames import RATE_LIMITED, Load
 from shared.session import Noticed
 from shared.session.cloud import CREDIT
 from tests.test_cloud_server import World, answer, in_world
