@@ -12,6 +12,7 @@ from cloud.engine.fairness import Account
 from shared.frames import RATE_LIMITED
 from shared.tokenlog import common_prefix
 
+
 class Allowance:
     """The dealings of one conversation.
 

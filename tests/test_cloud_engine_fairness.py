@@ -1,9 +1,10 @@
 """Accounts share the engine by tokens: in modelled time, with the real scheduler.
 
-*Quiet*, for the vehicle that is measured, means: the neighbour's account holds one conversation,
-which always has something to do (a prompt, its reply, the next prompt). *Flooded* means that the
-neighbour holds a hundred of these. What a vehicle feels may depend on how many others are there,
-not on how much each of them asks.
+*Quiet*, for the vehicle that is measured, means: its one neighbour's account holds two
+conversations that always have something to do (a prompt, its reply, the next prompt), so that a
+reply is under way while a prompt is read. *Flooded* means that the neighbour holds a hundred of
+these. What a vehicle feels may depend on how many others are there, not on how much each of them
+asks.
 """
 
 from random import Random
@@ -99,14 +100,14 @@ def beside(conversations: int, prompt: int, reply: int, *, one_account: bool = F
 def test_a_flood_from_one_account_leaves_anothers_p99_within_a_fifth_of_its_quiet_value(
     prompt: int, reply: int
 ) -> None:
-    quiet, flooded = beside(1, prompt, reply), beside(100, prompt, reply)
+    quiet, flooded = beside(2, prompt, reply), beside(100, prompt, reply)
     assert len(flooded.turns) > 40
     assert percentile(flooded.first, 0.99) <= 1.2 * percentile(quiet.first, 0.99)
     assert percentile(flooded.gaps, 0.99) <= 1.2 * percentile(quiet.gaps, 0.99)
 
 
 def test_the_same_flood_is_felt_by_who_shares_its_account() -> None:
-    quiet, flooded = (beside(n, 400, 50, one_account=True) for n in (1, 100))
+    quiet, flooded = (beside(n, 400, 50, one_account=True) for n in (2, 100))
     assert percentile(flooded.gaps, 0.99) > 5 * percentile(quiet.gaps, 0.99)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-
+from cloud.engine.backlog import Backlog
 from cloud.server import SLOW_CREDIT
 from cloud.settings import AdmissionSettings, DeviceLimitSettings
 from edge.agent import Agent
@@ -190,41 +190,23 @@ def test_replies_beyond_max_active_wait_for_those_under_way() -> None:
     in_world(test, admission=AdmissionSettings(max_active=1))
 
 
-def test_an_acknowledgement_says_how_busy_the_engine_is() -> None:
+def test_vehicles_are_told_how_busy_the_engine_is() -> None:
     async def test(world: World) -> None:
-        runner, engine = world.decoder.brain.engine.runner, world.decoder.brain.engine
-        run = runner.run
+        worker, engine = world.decoder.worker, world.decoder.brain.engine
         async with world.agent("car") as agent, agent.conversation(max_tokens=4) as talk:
-            for _ in range(20):  # the engine learns what steps take
-                await answer(talk, "Find a charger")
-            assert world.decoder.worker.load is Load.GREEN
-            runner.run = lambda batch: time.sleep(0.3) or run(batch)  # type: ignore[method-assign,func-returns-value]
-            for turn in range(3):
-                await answer(talk, f"Words number {turn}")
-            sequences = []
-            ids = [5 + n % 50 for n in range(500)]
-
-            def flood(_engine: object) -> None:
-                for _ in range(12):
-                    sequences.append(engine.add("another"))
-                    engine.splice(sequences[-1], 0, ids)
-
-            world.decoder.worker.submit(flood)
-            await talk.revise("Here I am")
-            for n in range(20):
-                await talk.revise("Here I am" + " again" * n)
-                await asyncio.sleep(0.05)
-            assert agent._session.load is not Load.GREEN
-
-            def leave(_engine: object) -> None:
-                runner.run = run  # type: ignore[method-assign]
-                for sequence in sequences:
-                    engine.remove(sequence)
-
-            world.decoder.worker.submit(leave)
-            await answer(talk, "Here I am")
-            await world.idle()
-            await answer(talk, "And again")
-            assert world.decoder.worker.load is Load.GREEN
+            for backlog, load in (
+                (Backlog(seconds=1.5, held=0.1), Load.YELLOW),
+                (Backlog(seconds=0.1, held=0.97), Load.RED),
+                (Backlog(seconds=0.1, held=0.1), Load.GREEN),
+            ):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(type(engine), "backlog", backlog)
+                    await answer(talk, "Find a charger")
+                    await world.idle()
+                    assert worker.load is load
+                    await talk.revise("And home")
+                    await answer(talk, "And home")
+                    await asyncio.sleep(0.15)  # an acknowledgement may take a tenth of a second
+                    assert agent._session.load is load
 
     in_world(test)

@@ -8,8 +8,8 @@ SLOWDOWN = 2.0
 """How much longer a step may get, by prefill, for those who are being replied to."""
 CROWDING = 1.2
 """How much longer it may get by more replies than are fair to everyone who is there."""
-MIN_CHUNK = 8
-"""Tokens beside replies that a step always has room for: prefill goes on, however slowly."""
+RESERVED = 8
+"""Tokens of the fullest step that are kept for prefill: it goes on, however slowly."""
 _MIN_STEPS = 16
 """Steps after which predictions count."""
 
@@ -33,7 +33,7 @@ class Pace:
     """
 
     def __init__(self, times: StepTime | None, step_tokens: int, most_tokens: int) -> None:
-        assert most_tokens > MIN_CHUNK, "no room for replies beside prefill"
+        assert most_tokens > RESERVED, "no room for replies beside prefill"
         self._times, self._step_tokens, self._most_tokens = times, step_tokens, most_tokens
 
     def rows(self, wanted: int, fair: int, keys: float) -> int:
@@ -43,7 +43,7 @@ class Pace:
             fair: replies that crowd nobody (`Shares.fair_rows`).
             keys: what one reply attends to, on average.
         """
-        most = min(wanted, self._most_tokens - MIN_CHUNK)
+        most = min(wanted, self._most_tokens - RESERVED)
         if fair >= most:
             return most
         if (times := self._known) is None:
@@ -74,10 +74,14 @@ class Pace:
         return self._beside(times, rows, min(rows, fair), keys, start)
 
     def _beside(self, times: StepTime, rows: int, fair: int, keys: float, start: int) -> int:
-        """Return the largest chunk that fits beside `rows` replies; `fair` of them count."""
+        """Return the largest chunk that fits beside `rows` replies; `fair` of them count.
+
+        It is one token at least: behind thousands of others, even a few take as long as all replies
+        together.
+        """
         seconds = SLOWDOWN * times.predict(fair, int(fair * keys))
         held = int(rows * keys)
-        low, high = MIN_CHUNK, max(MIN_CHUNK, self._most_tokens - rows)
+        low, high = 1, self._most_tokens - rows
         while low < high:
             middle = (low + high + 1) // 2
             if times.predict(rows + middle, held + keys_of(start, middle)) <= seconds:
