@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cloud.engine.fairness import PRESENCE, Account, Shares
 from cloud.engine.sequence import Lane, Sequence
-from tests.engine_model import Job, ModelEngine, percentile
+from tests.engine_model import Job, ModelEngine, percentile, seconds
 
 
 class Busy:
@@ -227,3 +227,31 @@ def test_a_fair_step_has_as_many_replies_of_each_account_as_the_one_with_the_few
     assert shares.fair_rows(everyone) == 1 + 2, "who is about to speak counts"
     shares.begin([one, two], 10.1 + PRESENCE)
     assert shares.fair_rows(everyone) == 3 + 6
+
+
+def test_a_long_prompt_does_not_lengthen_steps_though_short_words_come_beside_it() -> None:
+    engine = ModelEngine()
+    replies = [engine.ask(engine.prefill(Account(), 50), 10_000) for _ in range(8)]
+    for _ in range(50):
+        engine.step()
+    prompt = engine.prefill(Account(), 8000)
+    words = engine.prefill(Account(), 1)
+    longest = 0.0
+    while prompt.remaining:
+        if not words.remaining:
+            engine.append(words, 3)
+        began, keys = engine.now, sum(len(job.sequence.ids) for job in replies)
+        engine.step()
+        longest = max(longest, (engine.now - began) / seconds(8, keys))
+    assert longest <= 2.1
+
+
+def test_the_chunks_of_a_prompt_alone_take_no_longer_however_long_it_is() -> None:
+    engine = ModelEngine()
+    prompt = engine.prefill(Account(), 40_000)
+    took: list[float] = []
+    while prompt.remaining:
+        began = engine.now
+        engine.step()
+        took.append(engine.now - began)
+    assert max(took[20:]) <= 1.1 * took[0]

@@ -1,5 +1,6 @@
 """How many tokens a step may have, by the step times seen so far. No torch, no clock."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from cloud.engine.batch import keys_of
@@ -58,39 +59,77 @@ class Pace:
                 high = middle - 1
         return low
 
-    def prefill(self, rows: int, fair: int, keys: float, start: int, *, alone: bool) -> int:
-        """Return how many tokens the next step may prefill beside `rows` replies.
+    def prefill(self, rows: int, fair: int, keys: float, *, alone: bool) -> "Budget":
+        """Return what the next step may prefill beside `rows` replies.
+
+        Without replies it is what takes as long as a fresh prompt's first chunk: its later ones get
+        smaller, so that whoever comes meanwhile never waits for longer.
 
         Args:
-            start: ids that are cached of the sequence that is prefilled first.
             alone: nobody else is there.
         """
-        if rows == 0 and alone:
-            return self._most_tokens
+        tokens = self._most_tokens - rows
+        chunk = self._most_tokens if alone else self._step_tokens
         if (times := self._known) is None:
-            return max(0, self._step_tokens - rows)
+            return Budget(chunk if rows == 0 else max(0, self._step_tokens - rows))
+        seconds = SLOWDOWN * times.predict(max(1, min(rows, fair)), int(min(rows, fair) * keys))
         if rows == 0:
-            return max(self._step_tokens, self._beside(times, 0, 1, 0.0, start))
-        return self._beside(times, rows, min(rows, fair), keys, start)
-
-    def _beside(self, times: StepTime, rows: int, fair: int, keys: float, start: int) -> int:
-        """Return the largest chunk that fits beside `rows` replies; `fair` of them count.
-
-        It is one token at least: behind thousands of others, even a few take as long as all replies
-        together.
-        """
-        seconds = SLOWDOWN * times.predict(fair, int(fair * keys))
-        held = int(rows * keys)
-        low, high = 1, self._most_tokens - rows
-        while low < high:
-            middle = (low + high + 1) // 2
-            if times.predict(rows + middle, held + keys_of(start, middle)) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+            seconds = max(seconds, times.predict(chunk, keys_of(0, chunk)))
+        return Budget(tokens, times, seconds, rows, int(rows * keys))
 
     @property
     def _known(self) -> StepTime | None:
         enough = self._times is not None and self._times.num_steps >= _MIN_STEPS
         return self._times if enough else None
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left of a step for prefill."""
+
+    tokens: int
+    times: StepTime | None = None
+    """None: time is no bound."""
+    seconds: float = 0.0
+    """What the whole step may take."""
+    rows: int = 0
+    keys: int = 0
+    """What it runs so far, and what that attends to."""
+    is_fresh: bool = True
+    """Nothing has been taken of it."""
+    is_spent: bool = False
+    """Not even the first token of a sequence fits any more."""
+
+    def fits(self, start: int, most: int) -> int:
+        """Return how many of `most` tokens behind `start` others still fit.
+
+        The first to ask gets one at least: behind thousands of others even that may take as long as
+        all replies together.
+        """
+        high = min(most, self.tokens)
+        if self.times is None or high <= 0:
+            return max(0, high)
+        low = min(high, int(self.is_fresh))
+        if low == 0 and self.times.predict(self.rows + 1, self.keys + start + 1) > self.seconds:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            keys = self.keys + keys_of(start, middle)
+            if self.times.predict(self.rows + middle, keys) <= self.seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def take(self, start: int, count: int) -> None:
+        """`count` tokens behind `start` others are part of the step."""
+        self.tokens -= count
+        self.rows += count
+        self.keys += keys_of(start, count)
+        self.is_fresh = self.is_fresh and count == 0
+        late = (
+            self.times is not None
+            and not self.is_fresh
+            and self.times.predict(self.rows + 1, self.keys + 1) > self.seconds
+        )
+        self.is_spent = late or self.tokens <= 0

@@ -32,14 +32,18 @@ class Plan:
         """Sequences that lost their blocks for this step."""
         return len(self._victims)
 
+    def start(self, sequence: Sequence) -> int:
+        """Return how many ids are in front of what is granted next; what others hold is adopted."""
+        if sequence not in self._counts and sequence not in self._victims:
+            adopt(self._pool, sequence)
+        return len(sequence.ids) - self.left(sequence)
+
     def grant(self, sequence: Sequence, most: int) -> int:
         """Give a sequence up to `most` more tokens; return how many it took: 0 without room."""
         if sequence in self._victims:
             return 0
         planned = self._counts.get(sequence, 0)
-        if planned == 0:
-            adopt(self._pool, sequence)
-        count = min(most, self.left(sequence))
+        count = min(most, len(sequence.ids) - self.start(sequence))
         if count == 0 or not self._make_room(sequence, planned + count):
             return 0
         self._counts[sequence] = planned + count

@@ -67,12 +67,18 @@ class Scheduler:
         most = self._pace.rows(len(replies), fair, keys)
         waiting_longest = sorted(replies, key=lambda s: s.run_number)
         rows = most - self._shares.deal(waiting_longest, most, plan.grant, quantum=1)
-        start = others[0].cached if others else 0
-        alone = self._shares.num_there == 1
-        budget = self._pace.prefill(rows, fair, keys, start, alone=alone)
+        budget = self._pace.prefill(rows, fair, keys, alone=self._shares.num_there == 1)
+
+        def grant(sequence: Sequence, most: int) -> int:
+            if budget.is_spent:
+                return 0
+            start = plan.start(sequence)
+            taken = plan.grant(sequence, budget.fits(start, most))
+            budget.take(start, taken)
+            return taken
+
         for lane in Lane:
-            in_lane = [s for s in others if s.lane is lane]
-            budget = self._shares.deal(in_lane, budget, plan.grant)
+            self._shares.deal([s for s in others if s.lane is lane], budget.tokens, grant)
 
 
 def _urgency(sequence: Sequence) -> tuple[Lane, float, int]:
