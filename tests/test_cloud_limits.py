@@ -125,6 +125,8 @@ def test_a_turn_that_waits_may_be_interrupted_taken_back_and_left(how: str) -> N
                 world.decoder.admission.charge("car", "default", 1400, time.monotonic())
                 pieces = talk.finish("Find a charger")
                 await asyncio.sleep(0.05)
+                assert talk.reply is not None
+                assert "the turn waits" in talk.reply.waits
                 if how == "barge-in":
                     await talk.revise("No, go home")
                     assert await answer(talk, "No, go home")
@@ -134,6 +136,7 @@ def test_a_turn_that_waits_may_be_interrupted_taken_back_and_left(how: str) -> N
                 elif how == "the link":
                     world.transports[-1].close()
                     assert [piece async for piece in pieces]
+                    assert talk.reply.waits == ""
                 await pieces.aclose()
             assert agent.num_reconnects == (how == "the link")
         device = world.decoder.admission._devices["default", "car"]
