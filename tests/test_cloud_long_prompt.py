@@ -40,6 +40,10 @@ class Session:
             self._engine.splice(self._sequence, self._asked, [])
             self._engine.generate(self._sequence, self._generation, 0.0)
 
+    def hold(self, *, still: bool) -> None:
+        """Want nothing for a while, as a sequence that was put aside; or go on."""
+        self._sequence.parked = still
+
     def gaps(self) -> list[float]:
         """Return the seconds from token to token, and forget them."""
         taken, self.tokens = self.tokens, self.tokens[-1:]
@@ -63,7 +67,11 @@ def run(engine: Engine, sessions: list[Session], goes_on: Callable[[], bool]) ->
 
 @pytest.mark.slow
 def test_eight_thousand_tokens_beside_eight_replies_leave_p99_within_three_times_quiet() -> None:
-    """Quiet: the same eight replies with nothing else to do."""
+    """Quiet: the same eight replies with nothing else to do.
+
+    The machine's own mood changes within a minute: so the prompt is held every few seconds, and
+    what is quiet then is compared with what is not in between.
+    """
     if not any(model.name == MODEL and model.is_pulled for model in known_models()):
         pytest.skip(f"{MODEL} is not pulled: `deltarelay models pull`")
     engine = load_brain(DecoderSettings(model=MODEL, context=8192)).engine
@@ -75,8 +83,13 @@ def test_eight_thousand_tokens_beside_eight_replies_leave_p99_within_three_times
     sessions = [Session(engine, ids(50)) for _ in range(8)]
     first = sessions[0]
     run(engine, sessions, lambda: len(first.tokens) < REPLY)
-    quiet = run(engine, sessions, lambda: len(first.tokens) < 2 * REPLY)
     prompt = Session(engine, ids(8000), tokens=1)
-    beside = run(engine, sessions, lambda: not prompt.tokens)
+    quiet: list[float] = []
+    beside: list[float] = []
+    while not prompt.tokens:
+        beside += run(engine, sessions, lambda: not prompt.tokens and len(first.tokens) < 100)
+        prompt.hold(still=True)
+        quiet += run(engine, sessions, lambda: len(first.tokens) < 50)
+        prompt.hold(still=False)
     print(f"p99: quiet {percentile(quiet, 0.99):.4f} s, beside {percentile(beside, 0.99):.4f} s")
     assert percentile(beside, 0.99) <= 3 * percentile(quiet, 0.99)
