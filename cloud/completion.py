@@ -6,13 +6,14 @@ can be shared.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from msgspec.structs import replace as replace_struct
 
 from cloud.engine.engine import Engine
+from cloud.engine.fairness import Account
 from cloud.engine.scores import PromptScores, TokenScore
 from cloud.engine.sequence import Constraint, Generation, Lane, LoadedAdapter
 from cloud.engine.sequence import Sequence as EngineSequence
@@ -44,6 +45,18 @@ class Ask:
     adapter: LoadedAdapter | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    tenant: str = ""
+    """Prefixes are shared within one tenant only."""
+    account: Account | None = None
+    """Whose share of the steps the replies run on; None: one that all share who have none."""
+    settle: Callable[[int], None] = lambda _tokens: None
+    """Called once, when the request is over, with the reply tokens granted and not drawn."""
+
+
 class Piece(NamedTuple):
     """Some more of a reply. An end of text that is not a whole character yet is held back."""
 
@@ -59,15 +72,22 @@ class Completion:
     """One reply under way. Lives in the event loop.
 
     Args:
+        inbox: takes what is drawn.
         index: of the reply in its request.
         prompt: which of the request's prompts it replies to.
-        inbox: takes what is drawn.
     """
 
     def __init__(
-        self, voice: Voice, ask: Ask, index: int, prompt: int, inbox: "asyncio.Queue[_Drawn]"
+        self,
+        voice: Voice,
+        ask: Ask,
+        caller: Caller,
+        inbox: "asyncio.Queue[_Drawn]",
+        *,
+        index: int,
+        prompt: int,
     ) -> None:
-        self._voice, self._ask = voice, ask
+        self._voice, self._ask, self._caller = voice, ask, caller
         self.index, self.prompt = index, prompt
         self.num_tokens = 0
         """Reply tokens given out, and those that a stop string ended."""
@@ -85,7 +105,6 @@ class Completion:
         self._sequence: EngineSequence | None = None
         self.num_adopted = 0
         """Ids of the prompt that did not have to be run."""
-        self._times = voice.metrics.reply(len(ask.prompt))
         self._generation = Generation(
             ask.sampling,
             max(1, voice.room_for(len(ask.prompt), ask.max_tokens)),
@@ -95,12 +114,21 @@ class Completion:
             min_tokens=ask.min_tokens,
             top_scores=ask.top_scores,
         )
+        self._times = voice.metrics.reply(len(ask.prompt))
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of the reply."""
+        return self._generation.max_tokens
 
     def begin(self) -> None:
         """Hand the prompt to the engine."""
 
+        caller = self._caller
+
         def begin(engine: Engine) -> None:
-            self._sequence = sequence = engine.add(adapter=self._ask.adapter)
+            sequence = engine.add(caller.tenant, caller.account, self._ask.adapter)
+            self._sequence = sequence
             sequence.scores, sequence.lane = self.scores, Lane.BULK
             engine.splice(sequence, 0, self._ask.prompt)
             engine.generate(sequence, self._generation, float("inf"))
@@ -176,7 +204,9 @@ class Request:
         ContextLengthError, InputError: something cannot be answered as asked.
     """
 
-    def __init__(self, voice: Voice, asks: Sequence[Ask]) -> None:
+    def __init__(self, voice: Voice, asks: Sequence[Ask], caller: Caller | None = None) -> None:
+        caller = caller or Caller()
+        self._caller: Caller | None = caller
         self._inbox: asyncio.Queue[_Drawn] = asyncio.Queue()
         self._waiting: dict[int, list[Completion]] = {}
         """Further replies to the prompt of the reply with this index."""
@@ -186,7 +216,14 @@ class Request:
             first = len(self.completions)
             for number in range(ask.num_replies):
                 again = _again(ask, number)
-                made = Completion(voice, again, first + number, prompt, self._inbox)
+                made = Completion(
+                    voice,
+                    again,
+                    caller,
+                    self._inbox,
+                    index=first + number,
+                    prompt=prompt,
+                )
                 self.completions.append(made)
             self._waiting[first] = self.completions[first + 1 :]
         self._firsts = [self.completions[first] for first in self._waiting]
@@ -197,8 +234,21 @@ class Request:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what is still under way; also a request that was never begun is to be closed."""
         for completion in self.completions:
             completion.close()
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            drawn = sum(completion.num_tokens for completion in self.completions)
+            caller.settle(self.num_granted - drawn)
+
+    @property
+    def num_granted(self) -> int:
+        """Most tokens of all replies together."""
+        return sum(completion.max_tokens for completion in self.completions)
 
     @property
     def num_adopted(self) -> int:

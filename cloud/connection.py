@@ -9,7 +9,7 @@ from cloud.conversation import Conversation
 from shared import frames
 from shared.channel import Channel
 from shared.errors import DeltarelayError, SupersededError
-from shared.frames import HelloBody, WelcomeBody
+from shared.frames import HelloBody, Load, WelcomeBody
 from shared.session import (
     Closed,
     CloudSession,
@@ -37,6 +37,7 @@ class House(Protocol):
     def open(self, connection: "Connection", device: str, stream: CloudStream) -> None: ...
     def forget(self, device: str, name: str) -> None: ...
     def leave(self, connection: "Connection", device: str) -> None: ...
+    def terms_of(self, device: str) -> tuple[int, Load]: ...
     def blob_of(self, digest: str) -> bytes | None: ...
 
 
@@ -76,6 +77,8 @@ class Connection:
     def _on_events(self, events: Sequence[Event]) -> None:
         for event in events:
             self._on_event(event)
+        if self._device:
+            self.session.credit, self.session.load = self._decoder.terms_of(self._device)
 
     def _on_event(self, event: Event) -> None:
         match event:

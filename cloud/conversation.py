@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 
 from cloud.ahead import Ahead, Draft
+from cloud.allowance import Allowance
 from cloud.engine.sequence import Generation, Lane
 from cloud.handle import SequenceHandle
 from cloud.history import History
@@ -45,15 +46,18 @@ class Conversation:
         self,
         stream: CloudStream,
         voice: Voice,
+        allowance: Allowance,
         *,
         on_change: Callable[[], None],
         notice: Callable[[str, str], None],
     ) -> None:
         self.stream = stream
-        self._voice = voice
+        self._voice, self._allowance = voice, allowance
         self._on_change, self._notice = on_change, notice
         self._history = History(voice.template, voice.context)
-        self._handle = SequenceHandle(voice.worker, voice.adapters, notice)
+        self._handle = SequenceHandle(
+            voice.worker, voice.adapters, notice, allowance.tenant, allowance.account
+        )
         self._generation: Generation | None = None
         self._stop: StopFilter | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -96,13 +100,15 @@ class Conversation:
 
     def _begin(self) -> None:
         self._history.begin(self.stream.body.system)
+        self._allowance.charge(len(self._history.prompt()))
         schema = self.stream.body.schema
         self._matcher = self._voice.grammar.compile(schema) if schema else None
         self._handle.open(self.stream.body.adapter)
-        self._handle.tell(self._history.prompt())
+        self._tell(self._history.prompt())
 
     def _revised(self) -> None:
         user = self.stream.log.ids
+        self._allowance.count(self.stream.turn, user)
         if self._ahead.stands(user):
             return  # a tail was committed as it stood
         self._ahead.drop()
@@ -110,12 +116,13 @@ class Conversation:
             return  # it is refused when it ends, unless the adapter comes back before
         if self._make_room(len(user)):
             prompt = [*self._history.prompt(), *user]
-            self._handle.tell(prompt, tail=len(self.stream.log.tail))
+            self._tell(prompt, tail=len(self.stream.log.tail))
             self._ahead.wait()
 
     def _ended(self) -> None:
         began = self._voice.clock()
         user, body, reply = self.stream.log.committed, self.stream.body, self.stream.reply
+        self._allowance.count(self.stream.turn, user)
         if reply:  # begun elsewhere
             self._ahead.drop()
         draft = self._ahead.take(user)
@@ -131,8 +138,7 @@ class Conversation:
                 f"the turn has {len(user)} tokens, this decoder takes about {most}: split it"
             )
             return
-        prompt, most = self._asked(user)
-        if len(reply) >= most:
+        if len(reply) >= self._asked(user)[1]:
             self._finish(Reason.LENGTH)
             return
         self._stop = StopFilter(self._voice.tokenizer, body.stop) if body.stop else None
@@ -141,11 +147,20 @@ class Conversation:
             self._expires = began + body.deadline
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(body.deadline, self._expire)
-        if draft is None:
+        self._answer(draft, began)
+
+    def _answer(self, draft: Draft | None = None, ended_at: float | None = None) -> None:
+        """Have the turn that ended answered, as soon as the device is within its limit."""
+        reply = self.stream.reply
+        prompt, most = self._asked(self.stream.log.committed)
+        if not self._allowance.ask(len(reply), most, self._notice, self._answer):
+            if draft is not None:
+                self._handle.cancel(draft.generation)
+        elif draft is None:
             self._generation = self._reply(most, reply)
             self._handle.tell([*prompt, *reply], reply=self._generation, deadline=self._expires)
         else:
-            self._adopted_at = began if draft.drawn else None
+            self._adopted_at = ended_at if draft.drawn else None
             self._adopt(draft)
 
     def _cancelled(self, event: Cancelled) -> None:
@@ -160,6 +175,8 @@ class Conversation:
 
     def _history_set(self, event: HistorySet) -> None:
         self._silence()
+        self._allowance.count(event.turn, event.user_ids)
+        self._allowance.charge(len(event.reply_ids))
         del self._history.turns[event.turn :]
         self._handle.end_turn()
         if event.done:
@@ -167,7 +184,7 @@ class Conversation:
             turn = None if empty else ChatTurn(event.user_ids, event.reply_ids)
             self._history.turns.append(turn)
             self._make_room(0)
-            self._handle.tell(self._history.prompt(), lane=Lane.BULK)
+            self._tell(self._history.prompt(), lane=Lane.BULK)
 
     # --- what the engine reports
 
@@ -233,6 +250,17 @@ class Conversation:
         self._notice("turn-refused", why)
         self._finish(Reason.ERROR)
 
+    def _tell(self, prompt: list[int], *, lane: Lane | None = None, tail: int = 0) -> None:
+        """Tell the engine what the sequence is now, unless the device is over its limit."""
+        if not self._allowance.is_over(self._catch_up):
+            self._handle.tell(prompt, lane=lane, tail=tail)
+
+    def _catch_up(self) -> None:
+        """Tell the engine what it was not told while the device was over its limit."""
+        if not self.stream.ended:
+            user = self.stream.log.ids
+            self._tell([*self._history.prompt(), *user], tail=len(self.stream.log.tail))
+
     def _asked(self, user: Ids[int]) -> tuple[list[int], int]:
         """Return the prompt for a reply to `user`, and how many tokens the reply may have."""
         prompt, room = self._history.asked(user)
@@ -258,7 +286,7 @@ class Conversation:
         """The turn may have ended: begin the reply to it as it stands."""
         user, tail = self.stream.log.ids, len(self.stream.log.tail)
         prompt, most = self._asked(user)
-        if self.stream.ended or not user or most < 1:
+        if self.stream.ended or not user or most < 1 or self._allowance.is_over():
             return None
         draft = Draft(user, self._reply(most, (), pause_at=self._voice.ahead.tokens))
         opening = len(self._voice.template.reply_opening)
@@ -280,6 +308,7 @@ class Conversation:
         self._ahead.drop()
         self._adopted_at = None
         generation, self._generation = self._generation, None
+        self._allowance.settle(generation.produced if generation is not None else 0)
         if generation is not None:
             self._handle.cancel(generation)
 
@@ -291,5 +320,5 @@ class Conversation:
         self.stream.finish(reason)
         self._handle.end_turn()
         self._make_room(0)
-        self._handle.tell(self._history.prompt())
+        self._tell(self._history.prompt())
         self._on_change()

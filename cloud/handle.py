@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from cloud.adapters import Adapters
 from cloud.engine.engine import Engine
+from cloud.engine.fairness import Account
 from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence
 from cloud.worker import Worker
 from shared.tokenlog import common_prefix
@@ -20,12 +21,20 @@ class SequenceHandle:
 
     Args:
         notice: tells the device something (topic, text).
+        tenant: its sequences share prefixes with those of this tenant only.
+        account: whose share of the steps they run on.
     """
 
     def __init__(
-        self, worker: Worker, adapters: Adapters, notice: Callable[[str, str], None]
+        self,
+        worker: Worker,
+        adapters: Adapters,
+        notice: Callable[[str, str], None],
+        tenant: str,
+        account: Account,
     ) -> None:
         self._worker, self._adapters, self._notice = worker, adapters, notice
+        self._tenant, self._account = tenant, account
         self._name = ""
         self._adapter: LoadedAdapter | None = None
         self._known = ""
@@ -155,7 +164,7 @@ class SequenceHandle:
         self._adapter, self._told = adapter, []
 
         def add(engine: Engine) -> None:
-            self._sequence = engine.add(adapter=adapter)
+            self._sequence = engine.add(self._tenant, self._account, adapter)
 
         self._worker.submit(add)
 

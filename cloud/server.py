@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cloud.admission import Admission
+from cloud.allowance import Allowance
 from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
@@ -24,11 +26,11 @@ from shared.errors import (
     RemoteProtocolError,
     TokenizerMismatchError,
 )
-from shared.frames import HelloBody, WelcomeBody
+from shared.frames import HelloBody, Load, WelcomeBody
 from shared.session import (
     CloudStream,
 )
-from shared.session.cloud import greeting
+from shared.session.cloud import CREDIT, greeting
 from shared.transport import Listener, Transport
 from shared.transport.mqtt import MqttListener
 from shared.transport.mqtt_client import parse_broker
@@ -37,6 +39,8 @@ from shared.transport.shm import ShmListener
 log = logging.getLogger(__name__)
 
 MAX_CONVERSATIONS = 4096
+SLOW_CREDIT = 1
+"""Reliable frames at a time from a device over its limit."""
 _SWEEP = 30.0
 """Seconds between two looks for conversations nobody came back to."""
 
@@ -64,6 +68,7 @@ class Decoder:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.worker = Worker(brain.engine, on_failed=self._fail)
         self.voice = make_voice(brain, self.worker, settings)
+        self.admission = Admission(settings.admission)
         self._control = frozenset(brain.tokenizer.header.control)
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._epochs: dict[str, int] = {}
@@ -186,7 +191,10 @@ class Decoder:
             if entry is not None and entry.connection is not None:
                 entry.connection.session.notice(stream.number, topic, text)
 
-        conversation = Conversation(stream, self.voice, on_change=put_on_wire, notice=notice)
+        allowance = Allowance(self.admission, device, self.voice.clock)
+        conversation = Conversation(
+            stream, self.voice, allowance, on_change=put_on_wire, notice=notice
+        )
         self._entries[key] = _Entry(conversation, connection)
 
     def forget(self, device: str, name: str) -> None:
@@ -202,6 +210,12 @@ class Decoder:
         for entry in self._entries.values():
             if entry.connection is connection:
                 entry.connection = None
+
+    def terms_of(self, device: str) -> tuple[int, Load]:
+        """Return the credit and the load that a device is told."""
+        tenant = self.admission.tenant_of_device(device)
+        standing = self.admission.standing(device, tenant, self.voice.clock())
+        return CREDIT if standing.admitted else SLOW_CREDIT, self.worker.load
 
     def blob_of(self, digest: str) -> bytes | None:
         """Return a blob that devices may fetch."""

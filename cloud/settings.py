@@ -1,12 +1,65 @@
 """Settings of the decoder service."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 Precision = Literal["fast", "bf16", "fp32", "exact"]
 """Of weights. fast: as they are stored · bf16, fp32: rounded or widened · exact: fp32, and keys and
 values too."""
+
+
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds on tokens; 0: no such bound."""
+
+    rate: NotNegative = 0.0
+    """Tokens a second in the long run; above 0, `burst` is wanted too."""
+    burst: NotNegative = 0.0
+    """Tokens at once, after a pause."""
+    per_minute: NotNegative = 0.0
+    """Tokens within any minute."""
+
+
+class DeviceLimitSettings(LimitSettings, frozen=True):
+    """Bounds on one device; a driver who talks without a pause needs some 50 tokens a second."""
+
+    rate: NotNegative = 1000.0
+    burst: NotNegative = 60_000.0
+    per_minute: NotNegative = 90_000.0
+
+
+class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Somebody who shares the decoder with others."""
+
+    devices: list[str] = []
+    """Names of its devices; `*` and `?` stand for any characters: ["taxi-*"]."""
+    keys: list[str] = []
+    """API keys with which its programs come over HTTP."""
+    weight: Positive = 1.0
+    """What one of its devices weighs against one of another tenant when there is not enough for
+    both."""
+    limit: LimitSettings = LimitSettings()
+    """On all its devices and programs together."""
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True):
+    """Who may ask for how much.
+
+    Tokens count that are sent to be prefilled, and reply tokens that are drawn.
+    """
+
+    device: DeviceLimitSettings = DeviceLimitSettings()
+    """On each device, whatever its tenant."""
+    max_active: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Replies of one device under way at once."""
+    max_devices: Annotated[int, msgspec.Meta(ge=1)] = 16_384
+    """Devices remembered; the one unheard of for longest is forgotten first."""
+    tenants: dict[str, TenantSettings] = {}
+    """By name. A device belongs to the first that has it, else to the tenant `default`."""
 
 
 class DecoderSettings(msgspec.Struct, frozen=True):
@@ -52,3 +105,4 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     """Users besides our own who may connect over shared memory."""
     keep_seconds: float = 3600.0
     """How long the conversation of a device that went away is kept."""
+    admission: AdmissionSettings = AdmissionSettings()

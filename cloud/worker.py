@@ -13,9 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cloud.engine.engine import Drawn, Engine, StepResult
+from cloud.load import LoadGauge
 from shared.errors import CapacityError
+from shared.frames import Load
 
 log = logging.getLogger(__name__)
+
+READ_LOAD = 0.1
+"""Seconds between two looks at what waits for the engine."""
 
 Command = Callable[[Engine], None]
 Answer = TypeVar("Answer")
@@ -44,6 +49,9 @@ class Worker:
         self.num_steps = 0
         self.last_step = 0.0
         """When the engine last finished a step, in `time.monotonic`."""
+        self.load = Load.GREEN
+        self._gauge = LoadGauge()
+        self._read_at = 0.0
 
     def start(self) -> None:
         """Begin to run."""
@@ -93,6 +101,7 @@ class Worker:
                 while self._commands:
                     self._commands.popleft()(self._engine)
                 result = self._engine.step()
+                self._read_load(now=result is None)
                 if result is not None:
                     self._report(result)
                 elif not self._commands and not self._stopping:
@@ -100,6 +109,12 @@ class Worker:
         except BaseException as error:  # a bug or no memory: say so, do not hang in silence
             log.exception("the engine stopped")
             self._loop.call_soon_threadsafe(self._on_failed, error)
+
+    def _read_load(self, *, now: bool) -> None:
+        at = time.monotonic()
+        if now or at >= self._read_at + READ_LOAD:
+            self._read_at = at
+            self.load = self._gauge.read(self._engine.backlog)
 
     def _report(self, result: StepResult) -> None:
         self.num_steps += 1

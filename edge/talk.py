@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from edge.tokenizer import StreamingEncoder
 from shared.errors import DeltarelayError, LocalProtocolError, TurnError
-from shared.frames import Reason
+from shared.frames import RATE_LIMITED, Reason
 from shared.session import EdgeStream
 from shared.tokenizer import TextDecoder, Tokenizer
 
@@ -25,6 +25,8 @@ class Reply:
         """Ids whose text the reader has taken."""
         self.reason = ""
         """Why it ended; empty while it has not."""
+        self.waits = ""
+        """Why and how long the decoder makes it wait, if it has said so and nothing has come."""
         self.text = ""
         self._decoder = TextDecoder(tokenizer)
         self._decoded = 0
@@ -35,6 +37,7 @@ class Reply:
         """Reply ids arrived."""
         if self.first_at is None:
             self.first_at = time.monotonic()
+            self.waits = ""
         self.ids.extend(ids)
         self._changed.set()
 
@@ -179,6 +182,8 @@ class Talk:
         """The decoder tells something about this conversation."""
         if topic in ("turn-refused", "deadline"):
             self._notice = text
+        elif topic == RATE_LIMITED and self.reply is not None:
+            self.reply.waits = text
 
     def failed(self, error: DeltarelayError) -> None:
         """The conversation cannot go on."""

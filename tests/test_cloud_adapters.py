@@ -166,7 +166,7 @@ async def direct_reply(world: World, name: str, prompt: list[int], count: int) -
             done.set_result(None)
 
     def begin(engine: Engine) -> None:
-        sequence = engine.add("direct", adapter)  # shares nothing
+        sequence = engine.add("direct", adapter=adapter)  # shares nothing
         held.append(sequence)
         engine.splice(sequence, 0, prompt)
         engine.generate(sequence, Generation(ENDLESS, count, frozenset(), deliver), 0.0)

@@ -2,9 +2,12 @@
 
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
+from cloud.engine.fairness import Account
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, Sequence
 from shared.frames import Sampling
+
+ACCOUNT = Account()
 
 
 def generation() -> Generation:
@@ -12,7 +15,7 @@ def generation() -> Generation:
 
 
 def sequence(number: int, ids: int, cached: int = 0, **fields: object) -> Sequence:
-    made = Sequence(number, list(range(ids)), cached)
+    made = Sequence(number, list(range(ids)), cached, account=ACCOUNT)
     for name, value in fields.items():
         setattr(made, name, value)
     return made

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 import torch
 
+from cloud.engine.plan import SCORED_ROWS
 from cloud.engine.sampler import Sampler
-from cloud.engine.scheduler import SCORED_ROWS
 from cloud.engine.scores import PromptScores
 from cloud.engine.sequence import Generation, Sequence
 from cloud.sampling import check_sampling

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud.engine.engine import Engine
+from cloud.engine.fairness import Account
 from cloud.engine.sequence import Sequence
 from cloud.handle import SequenceHandle
 from shared.errors import ModelError
@@ -77,6 +78,8 @@ def open_handle(
         Direct(engine),  # type: ignore[arg-type]
         names,  # type: ignore[arg-type]
         lambda topic, text: heard.append((topic, text)),
+        "tenant",
+        Account(),
     )
     handle.open(name)
     return handle, heard

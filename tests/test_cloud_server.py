@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -291,6 +292,9 @@ def test_a_deadline_ends_a_reply_with_an_error_that_says_so() -> None:
     endless = Sampling(logit_bias={5: 100.0})
 
     async def test(world: World) -> None:
+        runner = world.decoder.brain.engine.runner
+        run = runner.run
+        runner.run = lambda batch: time.sleep(0.01) or run(batch)  # type: ignore[method-assign,func-returns-value]
         async with (
             world.agent() as agent,
             agent.conversation(max_tokens=400, deadline=0.002, sampling=endless) as talk,

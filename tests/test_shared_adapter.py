@@ -159,7 +159,7 @@ def test_digests_are_of_what_changes_a_result_and_of_nothing_else(tmp_path: Path
         ({"rank_pattern": {"q_proj": 0}}, "rank is 0"),
         ({"rank_pattern": {"q_proj": 7}}, r"q_proj.lora_A.weight has shape \(4, 64\).*rank 7"),
         ({"rank_pattern": {"(": 7}}, r"pattern '\('"),
-        ({"r": 8}, r"has shape \(4, 64\); adapter_config.json says rank 8"),
+        ({"r": 8}, r"has shape \(4, [0-9]+\); adapter_config.json says rank 8"),
         ({"target_modules": ["q_proj"]}, "none of the target_modules"),
         ({"target_modules": [*(f"{p}_proj" for p in SHAPES), "lm_head"]}, "'lm_head'"),
     ],

@@ -30,7 +30,7 @@ from shared.session import (
     Replied,
 )
 from shared.session.conversation_log import MAX_TURN
-from shared.session.edge import PACE, PATIENCE
+from shared.session.edge import LOAD_LASTS, PACE, PATIENCE, SLOWER
 
 T = 1000.0
 SHA, OTHER = "a" * 64, "b" * 64
@@ -259,6 +259,49 @@ def test_a_stream_out_of_credit_waits_for_an_acknowledgement_and_for_nothing_els
     commit, *_ = sent(session)
     assert isinstance(commit, frames.Commit)
     assert (commit.stream, commit.base, commit.ids) == (1, 1, (2, 4))
+
+
+@pytest.mark.parametrize("load", [Load.YELLOW, Load.RED])
+def test_a_busy_decoder_is_told_less_often_and_nothing_is_lost(load: Load) -> None:
+    session, stream = begin()
+    revise(session, stream, 0, [1])
+    hear(session, frames.Ack(1, 1, seq=2, credit=64, load=load), T)
+    slow = PACE * SLOWER[load]
+    assert revise(session, stream, 1, [2], now=T + PACE) == []
+    assert session.timer() == T + slow
+    session.poll(T + slow)
+    (commit,) = sent(session)
+    assert isinstance(commit, frames.Commit)
+    assert commit.ids == (2,)
+    assert revise(session, stream, 2, [3], [4], now=T + slow + PACE) == []
+    stream.end()
+    (end,) = sent(session)
+    assert isinstance(end, frames.EndTurn)
+    assert end.ids == (3, 4), "the end of a turn waits for no load"
+
+
+def test_under_red_tails_wait_for_the_end_of_the_turn() -> None:
+    session, stream = begin()
+    for n, load in enumerate((Load.YELLOW, Load.RED, Load.GREEN)):
+        hear(session, frames.Ack(1, 1, seq=1, credit=64, load=load), T + n)
+        out = revise(session, stream, 0, [], [n], now=T + n + 0.6)
+        assert kinds(out) == ([] if load is Load.RED else ["Tail"])
+
+
+def test_a_load_that_is_not_repeated_is_over_after_a_while() -> None:
+    session, stream = begin()
+    hear(session, frames.Ack(1, 1, seq=1, credit=64, load=Load.RED), T)
+    assert revise(session, stream, 0, [], [1], now=T + LOAD_LASTS - 0.1) == []
+    assert kinds(revise(session, stream, 0, [], [2], now=T + LOAD_LASTS + 1)) == ["Tail"]
+
+
+def test_another_decoder_is_not_as_busy_as_the_last_one_was() -> None:
+    session, stream = begin()
+    hear(session, frames.Ack(1, 1, seq=1, credit=64, load=Load.RED), T)
+    session.disconnect()
+    welcome(session, now=T + 0.1)
+    sent(session)
+    assert kinds(revise(session, stream, 0, [], [2], now=T + 0.2)) == ["Tail"]
 
 
 def test_a_rewind_passes_credit() -> None:

@@ -17,9 +17,11 @@ MAX_BODY = 8 * 1024 * 1024
 
 _FAILURES = {
     400: "The request is not acceptable.",
+    401: "An API key is wanted.",
     403: "This decoder does not allow it.",
     404: "There is no such thing here.",
     413: "The body is too long.",
+    429: "The client is over a limit; Retry-After says for how long.",
     503: "The decoder is overloaded, or stands still.",
 }
 

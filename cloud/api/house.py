@@ -5,6 +5,7 @@ from typing import Annotated, Protocol
 import msgspec
 from fastapi import Depends, Request, Response
 
+from cloud.admission import Admission
 from cloud.api.errors import ApiError
 from cloud.api.shapes import Json
 from cloud.engine.sequence import LoadedAdapter
@@ -21,6 +22,8 @@ class House(Protocol):
     def model(self) -> str: ...
     @property
     def started(self) -> int: ...
+    @property
+    def admission(self) -> Admission: ...
     @property
     def adapter_updates(self) -> bool: ...
     def blob_of(self, digest: str) -> bytes | None: ...

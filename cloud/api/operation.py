@@ -10,6 +10,7 @@ from cloud.api.errors import ApiError
 from cloud.api.house import House, OwnHouse, adapter_of, as_json
 from cloud.api.requests import LoadAdapterRequest, UnloadAdapterRequest
 from cloud.api.shapes import Json
+from cloud.api.visitor import known
 
 PATIENCE = 5.0
 """Seconds for a step, after which the engine counts as standing still."""
@@ -17,21 +18,21 @@ PATIENCE = 5.0
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/v1/models", response_model=responses.ModelList)
+@router.get("/v1/models", response_model=responses.ModelList, dependencies=[known])
 async def models(house: OwnHouse) -> Response:
     """List what can be asked: the model, and every adapter under its name."""
     names = [house.model, *house.voice.adapters.names()]
     return as_json({"object": "list", "data": [_model(name, house) for name in names]})
 
 
-@router.get("/v1/models/{model:path}", response_model=responses.ModelBody)
+@router.get("/v1/models/{model:path}", response_model=responses.ModelBody, dependencies=[known])
 async def model(model: str, house: OwnHouse) -> Response:
     """Describe one model."""
     adapter_of(model, house)
     return as_json(_model(model, house))
 
 
-@router.post("/v1/load_lora_adapter", response_model=responses.AdapterBody)
+@router.post("/v1/load_lora_adapter", response_model=responses.AdapterBody, dependencies=[known])
 async def load_adapter(body: LoadAdapterRequest, house: OwnHouse) -> Response:
     """Load an adapter, or swap the one of this name; replies under way end as they began."""
     _check_updates(house)
@@ -41,7 +42,7 @@ async def load_adapter(body: LoadAdapterRequest, house: OwnHouse) -> Response:
     return as_json({"lora_name": body.lora_name, "digest": loaded.digest})
 
 
-@router.post("/v1/unload_lora_adapter", response_model=responses.AdapterBody)
+@router.post("/v1/unload_lora_adapter", response_model=responses.AdapterBody, dependencies=[known])
 async def unload_adapter(body: UnloadAdapterRequest, house: OwnHouse) -> Response:
     """Unload an adapter; replies under way end as they began."""
     _check_updates(house)

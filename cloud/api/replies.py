@@ -14,6 +14,7 @@ from cloud.api.prompts import aside, chat_prompt, text_prompt
 from cloud.api.requests import ChatRequest, CompletionRequest
 from cloud.api.shapes import ChatShape, Json, Shape, TextShape
 from cloud.api.streams import ClientGoneError, EventStream, unless_gone
+from cloud.api.visitor import OwnVisitor, Visitor
 from cloud.completion import Ask
 from cloud.completion import Request as Replies
 from cloud.sampling import check_sampling, check_vocabulary
@@ -26,7 +27,7 @@ router = APIRouter(tags=["replies"], responses=_STREAM)
 
 
 @router.post("/v1/chat/completions", response_model=responses.ChatBody)
-async def chat(http: Request, body: ChatRequest, house: OwnHouse) -> Response:
+async def chat(http: Request, body: ChatRequest, house: OwnHouse, visitor: OwnVisitor) -> Response:
     """Reply to a chat."""
     voice = house.voice
     adapter = adapter_of(body.model, house)
@@ -41,11 +42,13 @@ async def chat(http: Request, body: ChatRequest, house: OwnHouse) -> Response:
         top_scores=(body.top_logprobs or 0) if body.logprobs else None,
     )
     shape = ChatShape(voice.tokenizer, scored=body.logprobs)
-    return await _answer(http, body, house, [ask], shape)
+    return await _answer(http, body, house, visitor, [ask], shape)
 
 
 @router.post("/v1/completions", response_model=responses.CompletionBody)
-async def complete(http: Request, body: CompletionRequest, house: OwnHouse) -> Response:
+async def complete(
+    http: Request, body: CompletionRequest, house: OwnHouse, visitor: OwnVisitor
+) -> Response:
     """Go on with a text, or with token ids."""
     voice = house.voice
     adapter = adapter_of(body.model, house)
@@ -68,23 +71,28 @@ async def complete(http: Request, body: CompletionRequest, house: OwnHouse) -> R
     ]
     scored = body.logprobs is not None
     shape = TextShape(voice.tokenizer, prompts, echo=body.echo, scored=scored)
-    return await _answer(http, body, house, asks, shape)
+    return await _answer(http, body, house, visitor, asks, shape)
 
 
 async def _answer(
     http: Request,
     body: ChatRequest | CompletionRequest,
     house: House,
+    visitor: Visitor,
     asks: Sequence[Ask],
     shape: Shape,
 ) -> Response:
-    answer = Answer(Replies(house.voice, asks), shape, body.model)
+    request = Replies(house.voice, asks, visitor.caller)
+    visitor.admit(request)
+    answer = Answer(request, shape, body.model)
     if body.stream:
-        return EventStream(answer.events(usage=body.wants_usage))
+        return EventStream(answer.events(usage=body.wants_usage), request.close)
     try:
         return as_json(await unless_gone(http.receive, answer.whole()))
     except ClientGoneError:
         return Response(status_code=499)  # nobody reads it
+    finally:
+        request.close()
 
 
 def _check(body: ChatRequest | CompletionRequest, house: House) -> None:

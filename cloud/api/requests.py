@@ -44,7 +44,7 @@ class _Generate(_Body):
         None, max_length=MAX_BIASES
     )
     user: str | None = Field(None, max_length=256)
-    """Who asks: counts as a device for fairness and limits."""
+    """For the client's own books; nothing here depends on it."""
 
     # not OpenAI's: vLLM's names
     top_k: int = Field(0, ge=-1, lt=2**31)

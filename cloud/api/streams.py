@@ -1,7 +1,7 @@
 """Answers that end their work when nobody is there to hear them any more."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -34,14 +34,18 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
 
 
 class EventStream(Response):
-    """Server-sent events, each as it comes; the generator is closed when the client hangs up."""
+    """Server-sent events, each as it comes.
+
+    Args:
+        close: called at the end, or when the client hangs up, whatever came of the events.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._close = events, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -51,6 +55,7 @@ class EventStream(Response):
             pass
         finally:
             await self._events.aclose()
+            self._close()
 
     async def _send(self, send: Send) -> None:
         await send(

@@ -8,10 +8,11 @@ from cloud.api.house import House, OwnHouse, adapter_of, as_json
 from cloud.api.prompts import aside, chat_prompt, text_prompt
 from cloud.api.requests import DetokenizeRequest, TokenizeRequest
 from cloud.api.shapes import token_text
+from cloud.api.visitor import known
 from cloud.sampling import check_vocabulary
 from shared.tokenizer import decode
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], dependencies=[known])
 
 
 @router.post("/tokenize", response_model=responses.TokenizeBody)

@@ -8,8 +8,10 @@ from typing import Protocol
 
 import torch
 
+from cloud.engine.backlog import Backlog, backlog_of
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
+from cloud.engine.fairness import Account
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence
@@ -67,6 +69,7 @@ class Engine:
         self._numbers = count()
         self.num_tokens = 0
         """Tokens run so far."""
+        self._account = Account()
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -89,19 +92,34 @@ class Engine:
         return self._pool.num_blocks
 
     @property
+    def backlog(self) -> Backlog:
+        """What waits for the engine."""
+        return backlog_of(self._sequences.values(), self._pool, self._times)
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks nobody holds."""
         return self._pool.num_free
 
-    def add(self, namespace: Hashable = "", adapter: LoadedAdapter | None = None) -> Sequence:
-        """Begin a sequence; it shares prefixes with others of its namespace and adapter.
+    def add(
+        self,
+        namespace: Hashable = "",
+        account: Account | None = None,
+        adapter: LoadedAdapter | None = None,
+    ) -> Sequence:
+        """Begin a sequence.
 
         Adapters are told apart by content: another one under the same name shares nothing.
+
+        Args:
+            namespace: it shares prefixes with others of the same, and of the same adapter.
+            account: whose share of the steps it runs on; None: one for all that have none.
         """
         sequence = Sequence(
             next(self._numbers),
             touched=self._clock(),
             namespace=(namespace, "" if adapter is None else adapter.digest),
+            account=account if account is not None else self._account,
             adapter=adapter,
         )
         self._sequences[sequence.number] = sequence

@@ -1,36 +1,21 @@
 """Decides what the next step runs. No torch, no clock; the decision is a value.
 
-Order: replies under way (one token each), then live turns by deadline, then bulk prefill, then what
-is run ahead of an end of turn. While replies are under way a step may take `SLOWDOWN` times what
-they take alone, by the step times seen so far. Room comes from idle sequences first (coldest
-first), then from the least urgent of the busy ones; every victim keeps its ids and is prefilled
-again when it is its turn.
+Order: replies under way (one token each), then live turns, then bulk prefill, then what is run
+ahead of an end of turn. Within each of these the account that was served least goes first
+(`fairness`), and within an account the earliest deadline; among an account's replies, the one that
+was run least recently. How many tokens a step has is the business of `pace`, who makes room for
+them that of `plan`.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from itertools import count
 
-from cloud.engine.batch import Batch, Chunk, keys_of
+from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
-from cloud.engine.sequence import Sequence
-from cloud.engine.tables import adopt, evict
-
-SLOWDOWN = 2.0
-"""How much longer a step may get for those who are being replied to."""
-_MIN_STEPS = 16
-"""Steps after which predictions count."""
-SCORED_ROWS = 64
-"""Rows of logits that a chunk may ask for: with 50,000 tokens they take 12 MB."""
-MIN_CHUNK = 8
-"""Tokens beside replies that a step always has room for: prefill goes on, however slowly."""
-
-
-class StepTime(Protocol):
-    """Knows how long steps take."""
-
-    @property
-    def num_steps(self) -> int: ...
-    def predict(self, rows: int, keys: int) -> float: ...
+from cloud.engine.fairness import Shares
+from cloud.engine.pace import Pace, StepTime
+from cloud.engine.plan import Plan
+from cloud.engine.sequence import Lane, Sequence
 
 
 class Scheduler:
@@ -50,91 +35,51 @@ class Scheduler:
         step_tokens: int = 64,
         idle_step_tokens: int = 512,
     ) -> None:
-        self._pool, self._times = pool, times
-        self._step_tokens, self._idle_step_tokens = step_tokens, idle_step_tokens
+        self._pool = pool
+        self._pace = Pace(times, step_tokens, idle_step_tokens)
+        self._shares = Shares()
+        self._run_numbers = count(1)
         self.num_evictions = 0
 
     def schedule(self, sequences: Iterable[Sequence], now: float) -> Batch | None:
         """Return the next step, or None if nothing is wanted."""
         everyone = list(sequences)
-        busy = sorted((s for s in everyone if s.remaining > 0), key=_urgency)
+        replies: list[Sequence] = []
+        others: list[Sequence] = []
+        for sequence in everyone:
+            if sequence.remaining > 0:
+                is_reply = sequence.decoding and not sequence.is_ahead
+                (replies if is_reply else others).append(sequence)
+        busy = sorted(replies, key=_urgency) + sorted(others, key=_urgency)
         if not busy:
             return None
-        budget = self._budget(busy)
-        chunks: list[Chunk] = []
-        planned: set[int] = set()
-        for sequence in busy:
-            if budget <= 0:
-                break
-            adopt(self._pool, sequence)
-            if sequence.remaining == 0:
-                continue
-            chunk = self._chunk(sequence, budget)
-            planned.add(sequence.number)
-            if not self._make_room(chunk, everyone, busy, planned):
-                planned.discard(sequence.number)
-                break  # the more urgent ones go on and make room
-            sequence.touched = now
-            chunks.append(chunk)
-            budget -= chunk.count
-        return Batch(tuple(chunks)) if chunks else None
+        plan = Plan(self._pool, everyone, busy)
+        self._shares.begin({s.account for s in busy}, now)
+        self._deal(plan, replies, busy[len(replies) :])
+        wanting = (s for s in busy if s.lane is not Lane.AHEAD and plan.left(s) > 0)
+        self._shares.end(s.account for s in wanting)
+        self.num_evictions += plan.num_evictions
+        return plan.batch(now, self._run_numbers)
 
-    def _budget(self, busy: list[Sequence]) -> int:
-        """Return the tokens of the next step."""
-        replies = [s for s in busy if s.decoding and not s.is_ahead]
-        if not replies:
-            return self._idle_step_tokens
-        rows, keys = len(replies), sum(len(s.ids) for s in replies)
-        if self._times is None or self._times.num_steps < _MIN_STEPS:
-            return max(self._step_tokens, rows)
-        most = SLOWDOWN * self._times.predict(rows, keys)
-        start = next((s.cached for s in busy if not s.decoding), 0)
-        low, high = MIN_CHUNK, max(MIN_CHUNK, self._idle_step_tokens - rows)
-        while low < high:  # the largest chunk that is still in time
-            middle = (low + high + 1) // 2
-            if self._times.predict(rows + middle, keys + keys_of(start, middle)) <= most:
-                low = middle
-            else:
-                high = middle - 1
-        return rows + low
+    def _deal(self, plan: Plan, replies: list[Sequence], others: list[Sequence]) -> None:
+        fair = self._shares.fair_rows(replies)
+        keys = sum(len(s.ids) for s in replies) / max(1, len(replies))
+        most = self._pace.rows(len(replies), fair, keys)
+        waiting_longest = sorted(replies, key=lambda s: s.run_number)
+        rows = most - self._shares.deal(waiting_longest, most, plan.grant, quantum=1)
+        budget = self._pace.prefill(rows, fair, keys, alone=self._shares.num_there == 1)
 
-    def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
-        end = len(sequence.ids)
-        start = min(sequence.cached, end - 1) if sequence.generation else sequence.cached
-        scored = sequence.is_scored
-        count = min(end - start, max(budget, 1), SCORED_ROWS if scored else end)
-        sample = sequence.generation is not None and start + count == end
-        return Chunk(sequence, start, count, sample, scored)
+        def grant(sequence: Sequence, most: int) -> int:
+            if budget.is_spent:
+                return 0
+            start = plan.start(sequence)
+            taken = plan.grant(sequence, budget.fits(start, most))
+            budget.take(start, taken)
+            return taken
 
-    def _make_room(
-        self, chunk: Chunk, everyone: list[Sequence], busy: list[Sequence], planned: set[int]
-    ) -> bool:
-        sequence = chunk.sequence
-        needed = self._pool.blocks_for(chunk.start + chunk.count) - len(sequence.blocks)
-        while self._pool.num_free < needed:
-            victim = self._victim(everyone, busy, planned)
-            if victim is None:
-                return False
-            evict(self._pool, victim)
-            self.num_evictions += 1
-        if needed > 0:
-            sequence.blocks += self._pool.allocate(needed)
-        return True
-
-    @staticmethod
-    def _victim(
-        everyone: list[Sequence], busy: list[Sequence], planned: set[int]
-    ) -> Sequence | None:
-        idle = [s for s in everyone if s.blocks and s.remaining == 0]
-        if idle:
-            return min(idle, key=lambda s: s.touched)
-        return next((s for s in reversed(busy) if s.blocks and s.number not in planned), None)
+        for lane in Lane:
+            self._shares.deal([s for s in others if s.lane is lane], budget.tokens, grant)
 
 
-def _urgency(sequence: Sequence) -> tuple[int, int, float, int]:
-    return (
-        0 if sequence.decoding and not sequence.is_ahead else 1,
-        int(sequence.lane),
-        sequence.deadline,
-        sequence.number,
-    )
+def _urgency(sequence: Sequence) -> tuple[Lane, float, int]:
+    return sequence.lane, sequence.deadline, sequence.number

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
+from cloud.engine.fairness import Account
 from cloud.engine.scores import PromptScores, TokenScore
 from shared.frames import Sampling
 from shared.tokenlog import common_prefix
@@ -94,11 +95,15 @@ class Sequence:
     scores: PromptScores | None = None
     """Where scores of its own ids are wanted; it adopts no blocks then."""
     generation: Generation | None = None
+    account: Account = field(default_factory=Account)
+    """Whose share of a step it runs on; its own alone, unless told."""
     lane: Lane = Lane.LIVE
     deadline: float = float("inf")
     """When its next result is wanted, in the engine's clock."""
     touched: float = 0.0
     """When it was last changed or run: the coldest idle sequence is evicted first."""
+    run_number: int = 0
+    """Place of its last run among the runs of all sequences."""
     evictions: int = 0
     parked: bool = False
     """It was evicted with nothing to do, and stays so until something is wanted of it again."""

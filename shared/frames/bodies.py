@@ -13,6 +13,10 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 """An int that a peer cannot make negative."""
 
 
+RATE_LIMITED = "rate-limited"
+"""Topic of the NOTICE that says why, and how long, the reply to an ended turn has to wait."""
+
+
 class Load(IntEnum):
     """How busy the decoder is: carry on, slow down, hold what can wait."""
 

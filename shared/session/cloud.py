@@ -32,7 +32,8 @@ class CloudSession:
 
     def __init__(self, check_ids: IdCheck, *, credit: int = CREDIT) -> None:
         self._check_ids = check_ids
-        self._credit = credit
+        self.credit = credit
+        """What acknowledgements grant; the owner lowers it for a device that is to slow down."""
         self._epoch = 0
         self._minor = frames.MINOR
         self._live = False
@@ -57,7 +58,7 @@ class CloudSession:
             stream.attach(number, self._epoch, self._send)
         held = [stream.held for stream in self.streams.values()]
         tag = self._hello.tag if self._hello else ""
-        body = msgspec.structs.replace(body, held=held, credit=self._credit, answers=tag)
+        body = msgspec.structs.replace(body, held=held, credit=self.credit, answers=tag)
         self._send(frames.Welcome(frames.CONNECTION, self._epoch, body))
 
     def refuse(self, error: DeltarelayError, epoch: int = 0) -> None:
@@ -199,7 +200,7 @@ class CloudSession:
 
     def _acknowledge(self, stream: CloudStream) -> None:
         stream.acked = stream.seq
-        self._send(frames.Ack(stream.number, self._epoch, stream.seq, self._credit, int(self.load)))
+        self._send(frames.Ack(stream.number, self._epoch, stream.seq, self.credit, int(self.load)))
 
 
 def greeting(hello: HelloBody, body: WelcomeBody, known_epoch: int) -> WelcomeBody:

@@ -14,7 +14,7 @@ from shared.errors import (
     SupersededError,
     TokenizerMismatchError,
 )
-from shared.frames import HelloBody, OpenBody, WelcomeBody
+from shared.frames import HelloBody, Load, OpenBody, WelcomeBody
 from shared.session.edge_stream import EdgeStream
 from shared.session.events import (
     BlobArrived,
@@ -30,6 +30,10 @@ from shared.session.events import (
 
 PACE = 0.030
 """Seconds between two flushes of one stream."""
+SLOWER = {Load.GREEN: 1, Load.YELLOW: 4, Load.RED: 16}
+"""How much longer between two flushes; under red no tails at all: the end of the turn has them."""
+LOAD_LASTS = 2.0
+"""Seconds a load counts unless an acknowledgement repeats it."""
 PATIENCE = 3.0
 """Seconds without an answer, with work pending, after which the decoder counts as gone."""
 
@@ -53,7 +57,8 @@ class EdgeSession:
         self._blocked: set[int] = set()
         """Streams out of credit: the next ACK flushes them."""
         self.welcome: WelcomeBody | None = None
-        self.load = frames.Load.GREEN
+        self.load = Load.GREEN
+        self._load_until = 0.0
 
     # --- the connection
 
@@ -102,7 +107,8 @@ class EdgeSession:
         """`stream` was revised: flush it at once if `urgent` or it was quiet, else at its pace."""
         if stream.number not in self._streams:
             return
-        due = self._flushed.get(stream.number, -self._pace) + self._pace
+        pace = self._pace * SLOWER[self._load_at(now)]
+        due = self._flushed.get(stream.number, -pace) + pace
         self._flush_at[stream.number] = now if urgent else max(now, due)
 
     def forget(self, stream: EdgeStream) -> None:
@@ -133,7 +139,7 @@ class EdgeSession:
             for number in [n for n, at in self._flush_at.items() if at <= now]:
                 del self._flush_at[number]
                 self._flushed[number] = now
-                if self._streams[number].flush():
+                if self._streams[number].flush(with_tail=self._load_at(now) < Load.RED):
                     self._blocked.add(number)
             self._watch(now)
         if self._pending_since is not None and now >= self._pending_since + self._patience:
@@ -189,10 +195,13 @@ class EdgeSession:
         )
 
     def _detach(self) -> None:
-        self._live = False
+        self._live, self._load_until = False, 0.0
         self._blocked.clear()
         for stream in self._streams.values():
             stream.detach()
+
+    def _load_at(self, now: float) -> Load:
+        return self.load if now < self._load_until else Load.GREEN
 
     def _watch(self, now: float) -> None:
         """Start or stop the clock of patience."""
@@ -257,7 +266,8 @@ class EdgeSession:
         match frame:
             case frames.Ack():
                 stream.acknowledge(frame)
-                self.load = frames.Load(min(frame.load, frames.Load.RED))
+                self.load = Load(min(frame.load, Load.RED))
+                self._load_until = now + LOAD_LASTS
                 self._pending_since = None
                 if stream.number in self._blocked:
                     self._blocked.discard(stream.number)

@@ -83,7 +83,7 @@ class EdgeStream(ConversationLog):
         self.context = min(welcome.context or most, most)
         self._catch_up(held)
 
-    def flush(self) -> bool:
+    def flush(self, *, with_tail: bool = True) -> bool:
         """Send what is new of the open turn; return whether something still waits for credit."""
         if not self._live or self.ended or self.closed:
             return False
@@ -95,7 +95,8 @@ class EdgeStream(ConversationLog):
             base, self._told = self._told, len(self.log)
             self._synced = self._told
             self._emit(frames.Commit, turn=self.turn, base=base, ids=fresh, crc=self.log.crc())
-        self._send_tail()
+        if with_tail:
+            self._send_tail()
         return False
 
     def acknowledge(self, ack: frames.Ack) -> None:

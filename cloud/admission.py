@@ -1,0 +1,187 @@
+"""Who may ask for how much: limits per device and tenant, and the account a device runs on.
+
+Two kinds of tokens count. Ids sent to be prefilled are charged when they come, over the limit or
+not (`charge`); whoever is over it waits before more is done for it. A reply is asked for with all
+the tokens it may have (`ask`), and what it did not use is given back at its end (`done`). No I/O,
+no clock.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from hashlib import sha256
+
+from cloud.engine.fairness import Account
+from cloud.settings import AdmissionSettings, LimitSettings, TenantSettings
+from shared.errors import ConfigError, InputError
+from shared.flow import Limit, Meter, SlidingWindow, TokenBucket
+
+DEFAULT_TENANT = "default"
+RETRY = 0.5
+"""Seconds after which it is worth asking again when too many replies are under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to a request."""
+
+    wait: float = 0.0
+    """Seconds after which to ask again (HTTP: Retry-After, rounded up); 0: admitted."""
+    reason: str = ""
+    """Which bound is reached, where it is set."""
+
+    @property
+    def admitted(self) -> bool:
+        """It may go on; `done` is owed at its end."""
+        return self.wait == 0
+
+
+@dataclass(slots=True)
+class _Device:
+    limit: Limit
+    account: Account
+    active: int = 0
+
+
+@dataclass(slots=True)
+class _Tenant:
+    settings: TenantSettings
+    limit: Limit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limit = _limit(self.settings.limit)
+
+
+class Admission:
+    """Limits of one decoder. Times are seconds of one monotonic clock.
+
+    Raises:
+        ConfigError: the settings contradict each other.
+    """
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        _check(settings)
+        self._settings = settings
+        tenants = {DEFAULT_TENANT: TenantSettings()} | settings.tenants
+        self._tenants = {name: _Tenant(tenant) for name, tenant in tenants.items()}
+        self._keys = {_digest(k): name for name, t in tenants.items() for k in t.keys}
+        self._devices: OrderedDict[tuple[str, str], _Device] = OrderedDict()
+        """By tenant and name, the one unheard of for longest first."""
+
+    # --- who somebody is
+
+    def tenant_of_device(self, device: str) -> str:
+        """Return the first tenant with a pattern for this name, else `default`."""
+        for name, tenant in self._tenants.items():
+            if any(fnmatchcase(device, pattern) for pattern in tenant.settings.devices):
+                return name
+        return DEFAULT_TENANT
+
+    @property
+    def wants_keys(self) -> bool:
+        """There are API keys, so whoever comes without one is refused."""
+        return bool(self._keys)
+
+    def tenant_of_key(self, key: str) -> str | None:
+        """Return whose API key this is; None: nobody's."""
+        return self._keys.get(_digest(key))
+
+    def account(self, device: str, tenant: str) -> Account:
+        """Return the account on which a device's sequences run."""
+        return self._device(device, tenant).account
+
+    # --- what somebody may do
+
+    def ask(self, device: str, tenant: str, tokens: int, now: float) -> Verdict:
+        """Ask for up to `tokens` tokens. Admitted: they are charged, and `done` is owed.
+
+        Raises:
+            InputError: `tokens` is negative.
+        """
+        asking = self._device(device, tenant)
+        if asking.active >= self._settings.max_active:
+            reason = f"device {device} has {asking.active} replies under way (admission.max_active)"
+            return Verdict(RETRY, reason)
+        verdict = self._verdict(device, tenant, tokens, now)
+        if verdict.admitted:
+            self.charge(device, tenant, tokens, now)
+            asking.active += 1
+        return verdict
+
+    def charge(self, device: str, tenant: str, tokens: int, now: float) -> None:
+        """Charge tokens that were not asked for."""
+        self._device(device, tenant).limit.spend(tokens, now)
+        self._tenants[tenant].limit.spend(tokens, now)
+
+    def done(self, device: str, tenant: str, unused: int, now: float) -> None:
+        """What was admitted is over, and used `unused` tokens less than it asked for."""
+        asked = self._device(device, tenant)
+        asked.active = max(0, asked.active - 1)
+        asked.limit.refund(unused, now)
+        self._tenants[tenant].limit.refund(unused, now)
+
+    def standing(self, device: str, tenant: str, now: float) -> Verdict:
+        """Return whether a device owes tokens, and how long until it does not."""
+        return self._verdict(device, tenant, 0, now)
+
+    # --- inside
+
+    def _verdict(self, device: str, tenant: str, tokens: int, now: float) -> Verdict:
+        own = self._device(device, tenant).limit.wait(tokens, now)
+        shared = self._tenants[tenant].limit.wait(tokens, now)
+        if shared > own:
+            where = f"tenant {tenant} is over its limit (admission.tenants.{tenant}.limit)"
+            return Verdict(shared, where)
+        return Verdict(own, f"device {device} is over its limit (admission.device)" if own else "")
+
+    def _device(self, name: str, tenant: str) -> _Device:
+        key = tenant, name
+        device = self._devices.get(key)
+        if device is None:
+            self._forget_one()
+            weight = self._tenants[tenant].settings.weight
+            device = _Device(_limit(self._settings.device), Account(weight))
+            self._devices[key] = device
+        self._devices.move_to_end(key)
+        return device
+
+    def _forget_one(self) -> None:
+        if len(self._devices) >= self._settings.max_devices:
+            idle = (key for key, device in self._devices.items() if device.active == 0)
+            del self._devices[next(idle, next(iter(self._devices)))]
+
+
+def _limit(settings: LimitSettings) -> Limit:
+    meters: list[Meter] = []
+    if settings.rate:
+        meters.append(TokenBucket(settings.rate, settings.burst))
+    if settings.per_minute:
+        meters.append(SlidingWindow(settings.per_minute, 60.0))
+    return Limit(meters)
+
+
+def _check(settings: AdmissionSettings) -> None:
+    limits: dict[str, LimitSettings] = {"admission.device": settings.device}
+    owner: dict[str, str] = {}
+    for name, tenant in settings.tenants.items():
+        limits[f"admission.tenants.{name}.limit"] = tenant.limit
+        for key in tenant.keys:
+            if not key or key in owner:
+                other = f"is tenant {owner[key]}'s too" if key in owner else "is empty"
+                raise ConfigError(f"admission.tenants.{name}.keys: a key {other}: choose another")
+            owner[key] = name
+    for path, limit in limits.items():
+        if bool(limit.rate) != bool(limit.burst):
+            raise ConfigError(
+                f"{path}: rate = {limit.rate:g}, burst = {limit.burst:g}: "
+                "give both, or neither for no such bound"
+            )
+        try:
+            _limit(limit)
+        except InputError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+def _digest(key: str) -> bytes:
+    """Looking digests up takes no longer for a key that is nearly right."""
+    return sha256(key.encode()).digest()

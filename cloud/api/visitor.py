@@ -1,0 +1,74 @@
+"""Who comes over HTTP: a tenant by API key, a device by the host it comes from."""
+
+import time
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from cloud.admission import DEFAULT_TENANT, Admission
+from cloud.api.errors import ApiError
+from cloud.api.house import OwnHouse
+from cloud.completion import Caller
+from cloud.completion import Request as Replies
+
+
+class Visitor:
+    """One client. The name of its device is not its own choice: it would multiply its share."""
+
+    def __init__(self, admission: Admission, device: str, tenant: str) -> None:
+        self._admission, self._device, self._tenant = admission, device, tenant
+
+    @property
+    def caller(self) -> Caller:
+        """As the engine knows it."""
+        account = self._admission.account(self._device, self._tenant)
+        return Caller(self._tenant, account, self._settle)
+
+    def admit(self, request: Replies) -> None:
+        """Charge what a request may take; closing it gives back what it did not.
+
+        Raises:
+            ApiError: the client is over a limit; it may come back after a while.
+        """
+        tokens = request.num_prompt_tokens + request.num_granted
+        verdict = self._admission.ask(self._device, self._tenant, tokens, time.monotonic())
+        if not verdict.admitted:
+            raise ApiError(
+                429,
+                f"{verdict.reason}: come back in {verdict.wait:.1f} s",
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after=verdict.wait,
+            )
+
+    def _settle(self, unused: int) -> None:
+        self._admission.done(self._device, self._tenant, unused, time.monotonic())
+
+
+async def _visitor_of(http: Request, house: OwnHouse) -> Visitor:
+    device = http.client.host if http.client is not None else "http"
+    return Visitor(
+        house.admission, device, _tenant_of(http.headers.getlist("authorization"), house)
+    )
+
+
+def _tenant_of(given: Sequence[str], house: OwnHouse) -> str:
+    if not house.admission.wants_keys:
+        return DEFAULT_TENANT
+    scheme, _, key = given[0].partition(" ") if given else ("", "", "")
+    tenant = house.admission.tenant_of_key(key) if scheme.lower() == "bearer" else None
+    if tenant is None:
+        raise ApiError(
+            401,
+            "this decoder serves clients with an API key of one of its tenants "
+            "(admission.tenants): send it as Authorization: Bearer ...",
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+    return tenant
+
+
+OwnVisitor = Annotated[Visitor, Depends(_visitor_of)]
+"""The client, as a parameter of a route; routes that have it want a key where there are keys."""
+known = Depends(_visitor_of)
+"""For routes that want a key and do not care whose."""
