@@ -7,7 +7,7 @@ from fastapi import Depends, Request
 
 from cloud.admission import DEFAULT_TENANT, Admission
 from cloud.api.errors import ApiError
-from cloud.api.house import OwnHouse
+from cloud.api.house import House, OwnHouse
 from cloud.completion import Caller
 from cloud.completion import Request as Replies
 
@@ -47,15 +47,13 @@ class Visitor:
 
 async def _visitor_of(http: Request, house: OwnHouse) -> Visitor:
     device = http.client.host if http.client is not None else "http"
-    return Visitor(
-        house.admission, device, _tenant_of(http.headers.getlist("authorization"), house)
-    )
+    return Visitor(house.admission, device, _tenant_of(http, house))
 
 
-def _tenant_of(given: Sequence[str], house: OwnHouse) -> str:
+def _tenant_of(http: Request, house: House) -> str:
     if not house.admission.wants_keys:
         return DEFAULT_TENANT
-    scheme, _, key = given[0].partition(" ") if given else ("", "", "")
+    scheme, _, key = http.headers.get("authorization", "").partition(" ")
     tenant = house.admission.tenant_of_key(key) if scheme.lower() == "bearer" else None
     if tenant is None:
         raise ApiError(
