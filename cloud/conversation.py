@@ -13,6 +13,7 @@ from cloud.allowance import Allowance
 from cloud.engine.sequence import Generation, Lane
 from cloud.handle import SequenceHandle
 from cloud.history import History
+from cloud.metrics import ReplyTimes
 from cloud.stop import StopFilter
 from cloud.template import ChatTurn
 from cloud.voice import Voice
@@ -59,6 +60,7 @@ class Conversation:
             voice.worker, voice.adapters, notice, allowance.tenant, allowance.account
         )
         self._generation: Generation | None = None
+        self._times: ReplyTimes | None = None
         self._stop: StopFilter | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._ahead = Ahead(voice.ahead, voice.ahead_counts, self._draw_ahead, self._handle.cancel)
@@ -138,9 +140,11 @@ class Conversation:
                 f"the turn has {len(user)} tokens, this decoder takes about {most}: split it"
             )
             return
-        if len(reply) >= self._asked(user)[1]:
+        prompt, most = self._asked(user)
+        if len(reply) >= most:
             self._finish(Reason.LENGTH)
             return
+        self._times = self._voice.metrics.reply(len(prompt))
         self._stop = StopFilter(self._voice.tokenizer, body.stop) if body.stop else None
         self._expires = float("inf")
         if body.deadline > 0:
@@ -203,6 +207,8 @@ class Conversation:
         asked_at, self._adopted_at = self._adopted_at, None
         reason = ""
         for token, why in drawn:
+            if self._times is not None and why != Reason.STOP:
+                self._times.token()
             if self._stop is None:
                 fresh += [] if why == Reason.STOP else [token]
                 reason = why
@@ -307,13 +313,20 @@ class Conversation:
             self._alarm = None
         self._ahead.drop()
         self._adopted_at = None
+        self._end_times("abort")
         generation, self._generation = self._generation, None
         self._allowance.settle(generation.produced if generation is not None else 0)
         if generation is not None:
             self._handle.cancel(generation)
 
+    def _end_times(self, reason: str) -> None:
+        times, self._times = self._times, None
+        if times is not None:
+            times.end(reason)
+
     def _finish(self, reason: str) -> None:
         """The reply is complete: it becomes history, and the next turn's opening is prefilled."""
+        self._end_times(reason)
         self._silence()
         turn = ChatTurn(list(self.stream.log.committed), list(self.stream.reply))
         self._history.turns.append(None if reason == Reason.ERROR else turn)

@@ -546,6 +546,27 @@ def test_metrics_count_what_was_served() -> None:
     in_api_world(test)
 
 
+def test_turns_over_the_relay_are_counted_like_requests() -> None:
+    async def test(world: ApiWorld) -> None:
+        async with world.agent() as agent, agent.conversation(max_tokens=5) as talk:
+            reply = await answer(talk, HELLO["content"])
+            await world.until(lambda: talk.reply is not None)
+            text = (await world.http.get("/metrics")).text
+        found = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if "le" not in sample.labels
+        }
+        assert found["vllm:generation_tokens_total"] == len(reply)
+        assert found["vllm:time_to_first_token_seconds_count"] == 1
+        assert found["vllm:request_success_total"] == 1
+        assert found["deltarelay_turns_total"] == 1
+        assert found["deltarelay_devices"] == found["deltarelay_conversations"] == 1
+
+    in_api_world(test)
+
+
 def test_relay_and_http_work_on_one_engine_at_once() -> None:
     async def test(world: ApiWorld) -> None:
         async with world.agent() as agent:
