@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from cloud.engine import cpu
 from cloud.engine.batch import Batch, Chunk
 from cloud.engine.cache import BLOCK, KVCache
-from cloud.engine.cpu import simd
-from cloud.engine.cpu.matmul import PANEL, Input, decode, encode_row, multiply
+from cloud.engine.cpu import codes as code_loops
+from cloud.engine.cpu import curves, matmul, simd
+from cloud.engine.cpu.features import HAS_AMX
+from cloud.engine.cpu.matmul import AMX_ROWS, PANEL, PANEL_ROOM, Input, decode, encode_row, multiply
 from cloud.engine.cpu.model import pack_model
 from cloud.engine.cpu.phases import Crew, counters_for, enter, leave, tasks
 from cloud.engine.cpu.runner import CpuRunner
@@ -46,7 +48,7 @@ def weight(kind: Kind, channels: int, inner: int) -> Weight:
 
 def unpacked(packed: NDArray[np.uint8], form: Form, channels: int, inner: int) -> Floats:
     """Return the matrix (channels, inner) that tiles stand for."""
-    panel = np.zeros((PANEL, TILE), np.float32)
+    panel = np.zeros((PANEL_ROOM, TILE), np.float32)
     out = np.zeros((len(packed) * TILE, inner), np.float32)
     for tile in range(len(packed)):
         for k in range(0, inner, PANEL):
@@ -60,7 +62,8 @@ def unpacked(packed: NDArray[np.uint8], form: Form, channels: int, inner: int) -
 def activations(values: Floats) -> Input:
     rows, inner = values.shape
     groups = np.zeros((2, rows, inner // GROUP), np.float32)
-    x = Input(values, np.zeros((rows, inner), np.int16), groups[0], groups[1])
+    codes = np.zeros((rows + AMX_ROWS, inner), np.int16)
+    x = Input(values, codes, groups[0], groups[1])
     for row in range(rows):
         encode_row(x, row, inner)
     return x
@@ -95,7 +98,7 @@ def test_a_product_is_the_naive_one_and_its_rows_do_not_know_each_other(
     packed = pack(stored, form).reshape(-1)
     rng = np.random.default_rng(inner)
     values = (rng.standard_normal((70, inner)) * rng.choice((0.01, 1, 30), (70, 1))).astype("f4")
-    x, panel = activations(values), np.zeros((PANEL, TILE), np.float32)
+    x, panel = activations(values), np.zeros((PANEL_ROOM, TILE), np.float32)
     whole = np.empty((70, TILE), np.float32)
     multiply(x, 0, 70, packed, int(form), 0, whole, panel)
     naive = values.astype(np.float64) @ stored.dense().numpy().astype(np.float64).T
@@ -122,8 +125,8 @@ def test_activation_codes_are_within_half_a_step_and_zeros_stay_zero() -> None:
 def test_processors_without_vector_products_of_pairs_get_the_same_sums(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simd, "_FEATURES", {})
-    plain, fast = simd._make_dot_codes(form), getattr(simd, f"dot_{form}")
+    monkeypatch.setattr(simd, "FEATURES", {})
+    plain, fast = code_loops._make_dot_codes(form), getattr(code_loops, f"dot_{form}")
 
     def program(dot: Any) -> Any:
         @numba.njit
@@ -154,6 +157,55 @@ def test_exponentials_are_right_to_a_few_units_in_the_last_place() -> None:
     np.testing.assert_allclose(exp(x), np.exp(x.astype(np.float64)), rtol=4e-7)
     assert exp(np.float32(0)) == 1
     assert exp(np.float32(-1e30)) < 1e-37
+
+
+@pytest.mark.skipif(not HAS_AMX, reason="no matrix unit (AMX) here")
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("inner", [32, 288, 576])
+def test_the_matrix_unit_gives_the_bits_of_the_vector_unit(
+    kind: Kind, inner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = weight(kind, TILE, inner)
+    form = form_of(stored)
+    packed = pack(stored, form).reshape(-1)
+    rng = np.random.default_rng(inner)
+    x = activations((rng.standard_normal((70, inner)) * 5).astype("f4"))
+    panel, outs = np.zeros((PANEL_ROOM, TILE), np.float32), np.zeros((2, 80, TILE), np.float32)
+    by_vectors = matmul._multiply_codes.py_func
+    monkeypatch.setattr(matmul, "HAS_AMX", False)
+    for rows in (1, AMX_ROWS, 17, 48, 70):
+        outs[:] = 0
+        numba.njit(by_vectors)(x, 0, rows, packed, int(form), 0, inner, outs[0], panel)
+        matmul._multiply_codes_amx(x, 0, rows, packed, int(form), 0, outs[1], panel)
+        np.testing.assert_array_equal(outs[0, :rows], outs[1, :rows])
+        assert outs[0, :rows].any()
+
+
+def test_gates_and_softmax_weights_are_right_to_a_few_units_in_the_last_place() -> None:
+    @numba.njit
+    def gate(x: Floats, up: Floats) -> None:
+        curves.gate_rows(len(x), x, up)
+
+    @numba.njit
+    def soften(scores: Floats, visible: int, top: float) -> tuple[float, float]:
+        return curves.soften(scores, 0, visible, len(scores), np.float32(top))  # type: ignore[return-value]
+
+    rng = np.random.default_rng(3)
+    x, up = (rng.standard_normal((50, TILE)).astype("f4") * 9 for _ in range(2))
+    x[0, :3] = 0, 200, -200
+    exact = x.astype("f8") / (1 + np.exp(-x.astype("f8"))) * up
+    gate(x, up)
+    np.testing.assert_allclose(x, exact, rtol=1e-6, atol=1e-30)
+    for visible in range(65):
+        scores = rng.standard_normal(64).astype("f4") * 20
+        seen = scores[:visible].astype("f8")
+        top = max([-3.0, *seen])
+        weights = np.zeros(64)
+        weights[:visible] = np.exp(seen - top)
+        most, mass = soften(scores, visible, -3.0)
+        assert most == np.float32(top)
+        np.testing.assert_allclose(scores, weights, rtol=4e-6, atol=1e-30)
+        np.testing.assert_allclose(mass, weights.sum(), rtol=1e-5)
 
 
 def test_programs_of_other_versions_are_forgotten_after_a_month(
@@ -308,7 +360,7 @@ def test_attention_is_the_textbook_one(checkpoints: dict[str, Checkpoint]) -> No
     room, none = np.zeros((3, PART * group, 64), np.float32), np.zeros((0, kv_heads, BLOCK), "f4")
     scores = np.zeros((PART * group, CHUNK), np.float32)
     total = np.zeros((PART * group, width), np.float32)
-    panel = np.zeros((PANEL, TILE), np.float32)
+    panel = np.zeros((PANEL_ROOM, TILE), np.float32)
     for first in range(0, rows, PART):
         for head in range(kv_heads):
             attend(

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numba
 
+from cloud.engine.cpu.features import HAS_AMX
 from shared.digest import sha256
 from shared.paths import cache_folder
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
-_KEY = sha256(b"".join(path.read_bytes() for path in _SOURCES))[:16]
+_KEY = sha256(b"".join(path.read_bytes() for path in _SOURCES))[:16] + "-amx" * HAS_AMX
 COMPILED = cache_folder() / "kernels" / _KEY
 """Where compiled programs are kept: a change of any of our sources makes all of them new."""
 setattr(numba.config, "CACHE_DIR", str(COMPILED))  # noqa: B010

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud.engine.cache import BLOCK
+from cloud.engine.cpu.curves import soften
 from cloud.engine.cpu.simd import ROWS, TILE, dot, encode, exp, prefetch, widen
 
 Floats = NDArray[np.float32]
@@ -82,25 +83,6 @@ def store(
             values[block, head, offset, i] = encode(row[value + i] * value_by, values)
 
 
-@numba.njit(nogil=True, fastmath=True)
-def _soften(
-    scores: Floats, j: int, visible: int, count: int, most: Floats, mass: Floats
-) -> np.float32:
-    """Turn scores into weights; return by what the sums so far shrink."""
-    top = most[j]
-    for p in range(visible):
-        top = max(top, scores[j, p])
-    shrink = exp(most[j] - top)
-    added = np.float32(0.0)
-    for p in range(visible):
-        scores[j, p] = exp(scores[j, p] - top)
-        added += scores[j, p]
-    for p in range(visible, count):
-        scores[j, p] = 0.0
-    most[j], mass[j] = top, mass[j] * shrink + added
-    return shrink
-
-
 @numba.njit(nogil=True)
 def attend(
     q: Floats,
@@ -144,6 +126,7 @@ def attend(
     for start in range(0, last, CHUNK):
         count = min(CHUNK, last - start)
         base = max(0, start - context + 1) * group  # earlier rows see none of these keys
+        wide = size - base > 2 * ROWS
         for p in range(start + CHUNK, min(start + 2 * CHUNK, last), BLOCK):
             at = table[p // BLOCK] * block_keys + head * width * BLOCK
             prefetch(keys, at, lines)
@@ -154,7 +137,7 @@ def attend(
         for p in range(0, count, BLOCK):
             block = table[(start + p) // BLOCK]
             at = block * block_keys + head * width * BLOCK
-            if size - base > 2 * ROWS:
+            if wide:
                 widen(keys, at, width, panel)
                 for j in range(base, size, ROWS):
                     some, x = min(ROWS, size - j), first_q + j * width
@@ -169,7 +152,9 @@ def attend(
                         scores[j, p + i] *= key_scales[block, head, i]
         for j in range(base, size):
             visible = min(count, context + j // group - start)
-            shrink = _soften(scores, j, visible, count, most, mass)
+            top, added = soften(scores, j * CHUNK, visible, CHUNK, most[j])
+            shrink = exp(most[j] - top)
+            most[j], mass[j] = top, mass[j] * shrink + added
             for i in range(width):
                 total[j, i] *= shrink
         for p in range(0, count, BLOCK):
@@ -179,7 +164,6 @@ def attend(
                 for j in range(base, size):
                     for i in range(depth):
                         scores[j, p + i] *= value_scales[block, head, i]
-            wide = size - base > 2 * ROWS
             if wide:
                 widen(values, at, width, panel)
             for i in range(0, width, TILE):

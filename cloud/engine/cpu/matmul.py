@@ -12,23 +12,28 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud.engine.cpu.simd import (
+from cloud.engine.cpu import amx
+from cloud.engine.cpu.codes import (
     CODE_ROWS,
-    GROUP,
     GROUP_BYTES,
-    ROWS,
-    TILE,
     decode_int4,
     decode_int8,
-    dot_bf16,
-    dot_f16,
-    dot_f32,
     dot_int4,
     dot_int8,
     dot_unpacked_int4,
     dot_unpacked_int8,
     unpack_int4,
     unpack_int8,
+)
+from cloud.engine.cpu.curves import encode_groups
+from cloud.engine.cpu.features import HAS_AMX
+from cloud.engine.cpu.simd import (
+    GROUP,
+    ROWS,
+    TILE,
+    dot_bf16,
+    dot_f16,
+    dot_f32,
     widen_bf16,
     widen_f16,
     widen_f32,
@@ -40,11 +45,14 @@ Bytes = NDArray[np.uint8]
 
 PANEL = 256
 """Values of k that are unpacked at a time: at most 16 KiB, half of a first-level cache."""
+PANEL_ROOM = max(PANEL, 2 * amx.ROOM // (4 * TILE))
+"""Rows of a panel's memory: the matrix unit wants weights and sums beside each other."""
 FEW = 4 * CODE_ROWS
 """Rows up to which codes are unpacked again for every call, rather than once into a panel."""
 F32, BF16, F16, INT4, INT8 = (int(form) for form in Form)
 _INT4_BYTES, _INT8_BYTES = GROUP_BYTES["int4"], GROUP_BYTES["int8"]
-_MOST = np.float32(32767.0)
+AMX_ROWS = 16
+"""Rows from which the matrix unit is faster, where there is one."""
 
 
 class Input(NamedTuple):
@@ -56,23 +64,11 @@ class Input(NamedTuple):
     sums: Floats  # (rows, inner / GROUP): of the codes
 
 
-@numba.njit(nogil=True, fastmath=True)
+@numba.njit(nogil=True)
 def encode_row(x: Input, row: int, inner: int) -> None:
     """Set codes, scales and sums of one row from its values."""
-    values, codes = x.values[row], x.codes[row]
-    for group in range(inner // GROUP):
-        at = group * GROUP
-        most = np.float32(0.0)
-        for i in range(GROUP):
-            most = max(most, abs(values[at + i]))
-        by = _MOST / most if most > 0 else np.float32(0.0)
-        total = np.int32(0)
-        for i in range(GROUP):
-            code = np.int32(np.rint(values[at + i] * by))
-            codes[at + i] = code
-            total += code
-        x.scales[row, group] = most / _MOST
-        x.sums[row, group] = np.float32(total)
+    groups = inner // GROUP
+    encode_groups(x.values, row * inner, groups, x.codes, x.scales, x.sums, row * groups)
 
 
 @numba.njit(nogil=True)
@@ -90,7 +86,7 @@ def multiply(
 
     Args:
         x: (rows, inner).
-        panel: room for (PANEL, TILE) floats.
+        panel: room for (PANEL_ROOM, TILE) floats.
     """
     inner = x.values.shape[1]
     for i in range(rows):
@@ -116,6 +112,9 @@ def _multiply_codes(
 ) -> None:
     c, s, t = x.codes, x.scales, x.sums
     cs, ss, groups = c.shape[1], s.shape[1], inner // GROUP
+    if HAS_AMX and rows >= AMX_ROWS:
+        _multiply_codes_amx(x, row, rows, w, form, at, out, panel)
+        return
     if rows <= FEW:
         for i in range(0, rows, CODE_ROWS):
             n, j, k = min(CODE_ROWS, rows - i), (row + i) * cs, (row + i) * ss
@@ -143,6 +142,29 @@ def _multiply_codes(
                 dot_unpacked_int8(
                     n, c, j, cs, s, t, k, ss, w, here, some, panel, out, i * TILE, TILE
                 )
+
+
+@numba.njit(nogil=True)
+def _multiply_codes_amx(
+    x: Input, row: int, rows: int, w: Bytes, form: int, at: int, out: Floats, panel: Floats
+) -> None:
+    c, s, t = x.codes, x.scales, x.sums
+    cs, ss, size = c.shape[1], s.shape[1], _INT4_BYTES if form == INT4 else _INT8_BYTES
+    amx.begin()
+    for group in range(0, ss, amx.GROUPS):
+        some, here = min(amx.GROUPS, ss - group), at + group * size
+        if form == INT4:
+            amx.spread_int4(w, here, some, panel)
+        else:
+            amx.spread_int8(w, here, some, panel)
+        for i in range(0, rows, amx.ROWS):
+            n = min(amx.ROWS, rows - i)
+            j, k, to = (row + i) * cs + group * GROUP, (row + i) * ss + group, i * TILE
+            if form == INT4:
+                amx.multiply_int4(n, c, j, cs, s, t, k, ss, w, here, some, panel, out, to)
+            else:
+                amx.multiply_int8(n, c, j, cs, s, t, k, ss, w, here, some, panel, out, to)
+    amx.end()
 
 
 @numba.njit(nogil=True)

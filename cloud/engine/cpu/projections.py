@@ -6,8 +6,8 @@ A task is a band of rows times a tile of channels.
 from collections.abc import Iterator
 
 import numba
-import numpy as np
 
+from cloud.engine.cpu.curves import gate_rows
 from cloud.engine.cpu.job import (
     AT,
     BAND,
@@ -25,7 +25,7 @@ from cloud.engine.cpu.job import (
 from cloud.engine.cpu.lora import expand
 from cloud.engine.cpu.matmul import Bytes, Input, multiply
 from cloud.engine.cpu.phases import Crew, tasks
-from cloud.engine.cpu.simd import TILE, exp
+from cloud.engine.cpu.simd import TILE
 
 
 @numba.njit(nogil=True)
@@ -108,21 +108,6 @@ def add_product(
                 out[row + r, number * TILE + i] += tile[r, i]
 
 
-@numba.njit(nogil=True, fastmath=True)
-def _gate_tile(
-    gate: Floats, up: Floats, row: int, rows: int, out: Floats, at: int, count: int
-) -> None:
-    """SwiGLU: out[row..row + rows, at..at + count] = silu(gate) * up."""
-    for r in range(rows):
-        for i in range(count):
-            g = gate[r, i]
-            e = exp(-abs(g))
-            sigmoid = np.float32(1.0) / (np.float32(1.0) + e)
-            if g < 0:
-                sigmoid = e * sigmoid
-            out[row + r, at + i] = g * sigmoid * up[r, i]
-
-
 @numba.njit(nogil=True, inline="always")
 def gate_up(job: Job, layer: int, rows: int, room: Room, crew: Crew, phase: int) -> None:
     """Set `inner` to the gated products of the normed rows with gate and up."""
@@ -139,7 +124,10 @@ def gate_up(job: Job, layer: int, rows: int, room: Room, crew: Crew, phase: int)
             expand(lora, layer, UP, 1, row, some, number, up)
         _add_bias(biases, layer, bias + column, gate, some, count)
         _add_bias(biases, layer, bias + channels + column, up, some, count)
-        _gate_tile(gate, up, row, some, out, column, count)
+        gate_rows(some, gate, up)
+        for r in range(some):
+            for i in range(count):
+                out[row + r, column + i] = gate[r, i]
 
 
 @numba.njit(nogil=True, inline="always")

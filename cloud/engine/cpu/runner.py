@@ -1,5 +1,8 @@
 """Lays a batch out and runs the step program on a team of threads."""
 
+import math
+from typing import TypeVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,14 +12,16 @@ from cloud.engine.cache import BLOCK, KVCache
 from cloud.engine.cpu.attention import CHUNK, PART
 from cloud.engine.cpu.job import BAND, Cache, Job, Lora, Rows, Scratch, Sizes
 from cloud.engine.cpu.lora import CpuAdapter, lay_out_adapter, lay_out_runs
-from cloud.engine.cpu.matmul import PANEL, Input
+from cloud.engine.cpu.matmul import AMX_ROWS, PANEL_ROOM, Input
 from cloud.engine.cpu.model import CpuModel
-from cloud.engine.cpu.simd import GROUP, TILE
+from cloud.engine.cpu.simd import GROUP, LINE, TILE
 from cloud.engine.cpu.step import FIXED_PHASES, LAYER_PHASES, run_attention, run_step
 from cloud.engine.cpu.team import Team
 from shared.adapter import Adapter
 
 Floats = NDArray[np.float32]
+Scalar = TypeVar("Scalar", bound=np.generic)
+_FLOAT, _CODE = np.dtype(np.float32), np.dtype(np.int16)
 
 
 FEW_ROWS = 4
@@ -162,7 +167,7 @@ def _scratch(sizes: Sizes, width: int, rows: int, threads: int) -> Scratch:
     group = sizes.heads // sizes.kv_heads
 
     def room(*shape: int) -> Floats:
-        return np.zeros(shape, np.float32)
+        return aligned(shape, _FLOAT)
 
     return Scratch(
         room(rows, sizes.hidden),
@@ -172,7 +177,7 @@ def _scratch(sizes: Sizes, width: int, rows: int, threads: int) -> Scratch:
         _input(rows, sizes.heads * sizes.head_dim),
         _input(rows, sizes.intermediate),
         room(threads, 2, BAND, TILE),
-        room(threads, max(PANEL, width), TILE),
+        room(threads, max(PANEL_ROOM, width), TILE),
         room(threads, PART * group, CHUNK),
         room(threads, PART * group, width),
         room(threads, 2, PART * group),
@@ -180,7 +185,17 @@ def _scratch(sizes: Sizes, width: int, rows: int, threads: int) -> Scratch:
 
 
 def _input(rows: int, inner: int) -> Input:
-    groups = np.zeros((2, rows, inner // GROUP), np.float32)
+    groups = rows, inner // GROUP
     return Input(
-        np.zeros((rows, inner), np.float32), np.zeros((rows, inner), np.int16), groups[0], groups[1]
+        aligned((rows, inner), _FLOAT),
+        aligned((rows + AMX_ROWS, inner), _CODE),  # the matrix unit reads 16 rows, however few
+        aligned(groups, _FLOAT),
+        aligned(groups, _FLOAT),
     )
+
+
+def aligned(shape: tuple[int, ...], kind: "np.dtype[Scalar]") -> NDArray[Scalar]:
+    """Return zeros that begin with a cache line: a vector never lies across two."""
+    size = math.prod(shape) * kind.itemsize
+    room = np.zeros(size + LINE, np.uint8)
+    return room[-room.ctypes.data % LINE :][:size].view(kind).reshape(shape)

@@ -2,11 +2,8 @@
 
 All of them compute out[r, j] += sum over k of x[r, k] * w[k, j] for 16 columns j at once: one fused
 multiply-add for each k, in ascending order. So a value depends neither on how many rows are
-computed together nor on which of these functions does it. Weights come in several forms:
-
-    elements   w[k] is 16 float32, bfloat16 (as uint16), float16 or int8 values
-    codes      groups of 32 k: 16 float16 scales (and 16 minima), then the codes of the group;
-               w = code * scale + minimum, as in GGML's Q4_1, Q4_0 and Q8_0
+computed together nor on which of these functions does it. w[k] is 16 float32, bfloat16 (as uint16),
+float16 or int8 values; `codes` has the loops over integer codes.
 
 A function takes arrays with the index of the first value in them, in elements of the array; strides
 count the same. Bounds are for the callers to know.
@@ -15,7 +12,6 @@ count the same. Bounds are for the callers to know.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 import numba
 import numpy as np
 from llvmlite import ir
@@ -23,28 +19,29 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_FEATURES = llvm.get_host_cpu_features()
+from cloud.engine.cpu.features import FEATURES
+
 TILE = 16
 """Columns of a tile: two AVX2 registers or one of AVX-512."""
 GROUP = 32
 """Values of k that share a scale."""
-ROWS = 12 if _FEATURES.get("avx512bw") else 6
+LINE = 64
+"""Bytes of a cache line."""
+ROWS = 12 if FEATURES.get("avx512bw") else 6
 """Most rows of one call with floats: their sums fill the registers."""
-CODE_ROWS = 8 if _FEATURES.get("avx512bw") else 4
-"""Most rows of one call with codes: a product of pairs needs a register more."""
 
-_F32, _F16 = ir.FloatType(), ir.HalfType()
-_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_FLOATS = ir.VectorType(_F32, TILE)
-_INTEGERS = ir.VectorType(_I32, TILE)
-_PAIR_VECTOR = ir.VectorType(_I16, 2 * TILE)
+F32, F16 = ir.FloatType(), ir.HalfType()
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+FLOATS = ir.VectorType(F32, TILE)
+INTEGERS = ir.VectorType(I32, TILE)
+PAIRS = ir.VectorType(I16, 2 * TILE)
 
 
 _FORM_OF = {types.float32: "f32", types.uint16: "bf16", types.int8: "i8"}
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}
 
 
-class _Emitter:
+class Emitter:
     """Writes IR: pointers are to bytes, indices are 64-bit values or Python ints."""
 
     def __init__(self, context: Any, builder: ir.IRBuilder, signature: Any) -> None:
@@ -54,7 +51,7 @@ class _Emitter:
         """Return a byte pointer to element `at` of the array that is argument `number`."""
         array = self._types[number]
         data = self._context.make_array(array)(self._context, self.b, values[number]).data
-        return self.b.bitcast(self.b.gep(data, [at]), _I8.as_pointer())
+        return self.b.bitcast(self.b.gep(data, [at]), I8.as_pointer())
 
     def size(self, number: int) -> int:
         """Return the bytes of an element of the array that is argument `number`."""
@@ -65,10 +62,10 @@ class _Emitter:
         return _FORM_OF[self._types[number].dtype]
 
     def times(self, value: Any, factor: int) -> ir.Value:
-        return self.b.mul(value, ir.Constant(_I64, factor))
+        return self.b.mul(value, ir.Constant(I64, factor))
 
     def plus(self, pointer: ir.Value, offset: Any) -> ir.Value:
-        offset = ir.Constant(_I64, offset) if isinstance(offset, int) else offset
+        offset = ir.Constant(I64, offset) if isinstance(offset, int) else offset
         return self.b.gep(pointer, [offset])
 
     def load(self, pointer: ir.Value, element: ir.Type, count: int = TILE) -> ir.Value:
@@ -80,33 +77,33 @@ class _Emitter:
 
     def splat(self, pointer: ir.Value) -> ir.Value:
         """Load one float into all 16 places."""
-        value = self.b.load(self.b.bitcast(pointer, _F32.as_pointer()))
-        empty = ir.Constant(_FLOATS, ir.Undefined)
-        one = self.b.insert_element(empty, value, ir.Constant(_I32, 0))
-        return self.b.shuffle_vector(one, empty, _all(_I32, 0))
+        value = self.b.load(self.b.bitcast(pointer, F32.as_pointer()))
+        empty = ir.Constant(FLOATS, ir.Undefined)
+        one = self.b.insert_element(empty, value, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(one, empty, all_of(I32, 0))
 
     def splat_pair(self, pointer: ir.Value) -> ir.Value:
         """Load two int16 into all 16 pairs."""
-        value = self.b.load(self.b.bitcast(pointer, _I32.as_pointer()), align=2)
-        empty = ir.Constant(_INTEGERS, ir.Undefined)
-        one = self.b.insert_element(empty, value, ir.Constant(_I32, 0))
-        return self.b.bitcast(self.b.shuffle_vector(one, empty, _all(_I32, 0)), _PAIR_VECTOR)
+        value = self.b.load(self.b.bitcast(pointer, I32.as_pointer()), align=2)
+        empty = ir.Constant(INTEGERS, ir.Undefined)
+        one = self.b.insert_element(empty, value, ir.Constant(I32, 0))
+        return self.b.bitcast(self.b.shuffle_vector(one, empty, all_of(I32, 0)), PAIRS)
 
     def every_second(self, pairs: ir.Value, parity: int) -> ir.Value:
         """Return one of each pair, as floats."""
-        return self.b.sitofp(self._half(pairs, parity), _FLOATS)
+        return self.b.sitofp(self._half(pairs, parity), FLOATS)
 
     def _half(self, pairs: ir.Value, parity: int) -> ir.Value:
-        empty = ir.Constant(_PAIR_VECTOR, ir.Undefined)
-        return self.b.shuffle_vector(pairs, empty, _order(range(parity, 2 * TILE, 2)))
+        empty = ir.Constant(PAIRS, ir.Undefined)
+        return self.b.shuffle_vector(pairs, empty, order(range(parity, 2 * TILE, 2)))
 
     def add_pairs(self, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         """Return total + a[k] b[k] + a[k + 1] b[k + 1], pair by pair, in 32 bits."""
-        lanes = 2 * TILE if _FEATURES.get("avx512bw") else TILE
-        if _FEATURES.get("avx2"):
+        lanes = 2 * TILE if FEATURES.get("avx512bw") else TILE
+        if FEATURES.get("avx2"):
             return self.b.add(total, self._multiply_pairs(a, b, lanes))
         products = (
-            self.b.mul(*(self.b.sext(self._half(v, parity), _INTEGERS) for v in (a, b)))
+            self.b.mul(*(self.b.sext(self._half(v, parity), INTEGERS) for v in (a, b)))
             for parity in (0, 1)
         )
         return self.b.add(total, self.b.add(*products))
@@ -114,48 +111,48 @@ class _Emitter:
     def _multiply_pairs(self, a: ir.Value, b: ir.Value, lanes: int) -> ir.Value:
         """vpmaddwd; together with the addition it becomes vpdpwssd where that exists."""
         name = "avx512.pmaddw.d.512" if lanes == 2 * TILE else "avx2.pmadd.wd"
-        part, whole = ir.VectorType(_I16, lanes), ir.VectorType(_I32, lanes // 2)
+        part, whole = ir.VectorType(I16, lanes), ir.VectorType(I32, lanes // 2)
         kind = ir.FunctionType(whole, [part, part])
         function = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.x86.{name}")
         if lanes == 2 * TILE:
             return self.b.call(function, [a, b])
         halves = ((self._lanes(a, at, lanes), self._lanes(b, at, lanes)) for at in (0, lanes))
         low, high = (self.b.call(function, list(pair)) for pair in halves)
-        return self.b.shuffle_vector(low, high, _order(range(TILE)))
+        return self.b.shuffle_vector(low, high, order(range(TILE)))
 
     def _lanes(self, value: ir.Value, first: int, count: int) -> ir.Value:
         empty = ir.Constant(value.type, ir.Undefined)
-        return self.b.shuffle_vector(value, empty, _order(range(first, first + count)))
+        return self.b.shuffle_vector(value, empty, order(range(first, first + count)))
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+        kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
         function = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.fma.v{TILE}f32")
         return self.b.call(function, [a, b, c])
 
     def prefetch(self, pointer: ir.Value, size: int) -> None:
         """Ask for `size` bytes that are read soon."""
-        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-        for line in range(0, size, _LINE):
-            read, soon, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+        for line in range(0, size, LINE):
+            read, soon, data = (ir.Constant(I32, number) for number in (0, 3, 1))
             self.b.call(function, [self.plus(pointer, line), read, soon, data])
 
     def halves(self, pointer: ir.Value) -> ir.Value:
-        return self.b.fpext(self.load(pointer, _F16), _FLOATS)
+        return self.b.fpext(self.load(pointer, F16), FLOATS)
 
     def element(self, pointer: ir.Value, form: str) -> ir.Value:
         """Load 16 values of a form as floats."""
         match form:
             case "f32":
-                return self.load(pointer, _F32)
+                return self.load(pointer, F32)
             case "f16":
                 return self.halves(pointer)
             case "bf16":
-                wide = self.b.zext(self.load(pointer, _I16), ir.VectorType(_I32, TILE))
-                return self.b.bitcast(self.b.shl(wide, _all(_I32, 16)), _FLOATS)
+                wide = self.b.zext(self.load(pointer, I16), ir.VectorType(I32, TILE))
+                return self.b.bitcast(self.b.shl(wide, all_of(I32, 16)), FLOATS)
             case _:
-                wide = self.b.sext(self.load(pointer, _I8), ir.VectorType(_I32, TILE))
-                return self.b.sitofp(wide, _FLOATS)
+                wide = self.b.sext(self.load(pointer, I8), ir.VectorType(I32, TILE))
+                return self.b.sitofp(wide, FLOATS)
 
     def for_each_count(self, rows: ir.Value, most: int, emit: Callable[[int], None]) -> None:
         """Emit a variant for each number of rows from 1 to `most`, and a jump to the right one."""
@@ -163,25 +160,25 @@ class _Emitter:
         switch = self.b.switch(rows, done)
         for count in range(1, most + 1):
             block = self.b.append_basic_block(f"rows{count}")
-            switch.add_case(ir.Constant(_I64, count), block)
+            switch.add_case(ir.Constant(I64, count), block)
             self.b.position_at_end(block)
             emit(count)
             self.b.branch(done)
         self.b.position_at_end(done)
 
-    def sums(self, out: ir.Value, stride: ir.Value, count: int) -> "_Sums":
+    def sums(self, out: ir.Value, stride: ir.Value, count: int) -> "Sums":
         """Load the sums of `count` rows."""
-        return _Sums(self, [self.plus(out, self.b.mul(stride, _long(4 * r))) for r in range(count)])
+        return Sums(self, [self.plus(out, self.b.mul(stride, long(4 * r))) for r in range(count)])
 
 
-class _Sums:
+class Sums:
     """The 16 sums of each row, in registers until they are stored."""
 
-    def __init__(self, emitter: _Emitter, rows: Sequence[ir.Value]) -> None:
+    def __init__(self, emitter: Emitter, rows: Sequence[ir.Value]) -> None:
         self._e, self._rows = emitter, rows
-        self._slots = [cgutils.alloca_once(emitter.b, _FLOATS) for _ in rows]
+        self._slots = [cgutils.alloca_once(emitter.b, FLOATS) for _ in rows]
         for slot, row in zip(self._slots, rows, strict=True):
-            emitter.b.store(emitter.load(row, _F32), slot)
+            emitter.b.store(emitter.load(row, F32), slot)
 
     def add(self, xs: Sequence[ir.Value], weights: ir.Value) -> None:
         """Add weights times the float each of `xs` points to."""
@@ -198,15 +195,15 @@ class _Sums:
             self._e.store(self._e.b.load(slot), row)
 
 
-def _order(places: range) -> ir.Constant:
-    return ir.Constant(ir.VectorType(_I32, len(places)), list(places))
+def order(places: range) -> ir.Constant:
+    return ir.Constant(ir.VectorType(I32, len(places)), list(places))
 
 
-def _long(value: int) -> ir.Constant:
-    return ir.Constant(_I64, value)
+def long(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
 
 
-def _all(element: ir.Type, value: int, count: int = TILE) -> ir.Constant:
+def all_of(element: ir.Type, value: int, count: int = TILE) -> ir.Constant:
     return ir.Constant(ir.VectorType(element, count), [value] * count)
 
 
@@ -237,7 +234,7 @@ def _make_dot(form: str | None) -> Any:
         )
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            e = _Emitter(context, builder, signature)
+            e = Emitter(context, builder, signature)
             rows, _, x_at, x_stride, _, w_at, w_stride, depth, _, out_at, out_stride = values
             first_x = e.pointer(1, values, x_at)
             first_w = e.pointer(4, values, w_at)
@@ -261,187 +258,6 @@ def _make_dot(form: str | None) -> Any:
     return dot
 
 
-GROUP_BYTES = {"int4": 4 * TILE + TILE * GROUP // 2, "int8": 2 * TILE + TILE * GROUP}
-"""Bytes of the 16 columns of one group."""
-_PAIRS = GROUP // 2
-_LINE = 64
-"""Bytes of a cache line."""
-_AHEAD = 2048
-"""Bytes between what is multiplied and what is asked for: weights come from memory, once a step."""
-
-
-class _Codes:
-    """The weights of one group as vectors of 16 pairs (w[k], w[k + 1]) of 16-bit integers."""
-
-    def __init__(self, e: _Emitter, form: str, group: ir.Value) -> None:
-        self._e, self._form = e, form
-        self._scales = e.halves(group)
-        self._minima = e.halves(e.plus(group, 2 * TILE)) if form == "int4" else None
-        self.codes = e.plus(group, 2 * TILE if form == "int8" else 4 * TILE)
-        self.steps = _PAIRS // 4 if form == "int4" else _PAIRS
-
-    def pairs(self, step: ir.Value) -> list[ir.Value]:
-        """Return the vectors of one step: four of int4, one of int8."""
-        e = self._e
-        if self._form == "int8":
-            raw = e.load(e.plus(self.codes, e.times(step, 2 * TILE)), _I8, 2 * TILE)
-            return [e.b.sext(raw, _PAIR_VECTOR)]
-        raw = e.load(e.plus(self.codes, e.times(step, 4 * TILE)), _I16, 2 * TILE)
-        shifted = [e.b.lshr(raw, _all(_I16, 4 * i, 2 * TILE)) if i else raw for i in range(4)]
-        low = _all(_I16, 15, 2 * TILE)
-        return [e.b.and_(part, low) for part in shifted[:3]] + shifted[3:]
-
-    def scaled(self, total: ir.Value, x_sum: ir.Value) -> ir.Value:
-        """Return scale * total + minimum * x_sum."""
-        if self._minima is None:
-            return self._e.b.fmul(total, self._scales)
-        return self._e.fma(total, self._scales, self._e.b.fmul(self._minima, x_sum))
-
-
-def _make_dot_codes(form: str, *, unpacked: bool = False) -> Any:
-    """Return dot(rows, x, x_at, x_stride, scales, sums, s_at, s_stride, w, w_at, groups, panel,
-    out, out_at, out_stride).
-
-    x is int16 codes with a scale for every group of 32, and the sum of its codes: the product of a
-    group is an exact integer, sum of w[k] x[k], which is then scaled once.
-
-    Args:
-        unpacked: the codes are taken from `panel`, where `unpack` has put them.
-    """
-
-    @intrinsic
-    def dot(
-        _typing: Any,
-        rows: Any,
-        x: Any,
-        x_at: Any,
-        x_stride: Any,
-        scales: Any,
-        sums: Any,
-        s_at: Any,
-        s_stride: Any,
-        w: Any,
-        w_at: Any,
-        groups: Any,
-        panel: Any,
-        out: Any,
-        out_at: Any,
-        out_stride: Any,
-    ) -> Any:
-        signature = types.void(
-            rows, x, x_at, x_stride, scales, sums, s_at, s_stride, w, w_at, groups, panel,
-            out, out_at, out_stride,
-        )  # fmt: skip
-
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            e = _Emitter(context, builder, signature)
-            rows, _, x_at, x_stride, _, _, s_at, s_stride, _, w_at, groups, _, _, at, stride = (
-                values
-            )
-            first_x, first_w = e.pointer(1, values, x_at), e.pointer(8, values, w_at)
-            first_scale, first_sum = (e.pointer(i, values, s_at) for i in (4, 5))
-            first_panel, first_out = e.pointer(11, values, _long(0)), e.pointer(12, values, at)
-
-            def emit(count: int) -> None:
-                totals = e.sums(first_out, stride, count)
-                row_x = [e.plus(first_x, e.times(x_stride, 2 * r)) for r in range(count)]
-                row_s = [e.times(s_stride, 4 * r) for r in range(count)]
-                sums = [cgutils.alloca_once(builder, _INTEGERS) for _ in range(count)]
-                with cgutils.for_range(builder, groups) as loop:
-                    here = e.plus(first_w, e.times(loop.index, GROUP_BYTES[form]))
-                    if not unpacked:
-                        e.prefetch(e.plus(here, _AHEAD), GROUP_BYTES[form])
-                    group = _Codes(e, form, here)
-                    wide = e.plus(first_panel, e.times(loop.index, 4 * TILE * _PAIRS))
-                    xs = [e.plus(x, e.times(loop.index, 2 * GROUP)) for x in row_x]
-                    for one in sums:
-                        builder.store(_all(_I32, 0), one)
-                    steps = _PAIRS if unpacked else group.steps
-                    with cgutils.for_range(builder, _long(steps)) as inner:
-                        if unpacked:
-                            where = e.plus(wide, e.times(inner.index, 4 * TILE))
-                            vectors = [e.load(where, _I16, 2 * TILE)]
-                        else:
-                            vectors = group.pairs(inner.index)
-                        for number, pairs in enumerate(vectors):
-                            for one, row in zip(sums, xs, strict=True):
-                                step = e.times(inner.index, 4 * len(vectors))
-                                where = e.plus(e.plus(row, step), 4 * number)
-                                added = e.add_pairs(builder.load(one), pairs, e.splat_pair(where))
-                                builder.store(added, one)
-                    for r, one in enumerate(sums):
-                        at = builder.add(row_s[r], e.times(loop.index, 4))
-                        total = builder.sitofp(builder.load(one), _FLOATS)
-                        scaled = group.scaled(total, e.splat(e.plus(first_sum, at)))
-                        totals.add_one(r, e.plus(first_scale, at), scaled)
-                totals.store()
-
-            e.for_each_count(rows, CODE_ROWS, emit)
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return dot
-
-
-def _make_unpack_pairs(form: str) -> Any:
-    """Return unpack(w, w_at, groups, panel): the pairs of each group as int16, in order."""
-
-    @intrinsic
-    def unpack(_typing: Any, w: Any, w_at: Any, groups: Any, panel: Any) -> Any:
-        signature = types.void(w, w_at, groups, panel)
-
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            e = _Emitter(context, builder, signature)
-            _, w_at, groups, _ = values
-            first_w, first_out = e.pointer(0, values, w_at), e.pointer(3, values, _long(0))
-            with cgutils.for_range(builder, groups) as loop:
-                codes = _Codes(e, form, e.plus(first_w, e.times(loop.index, GROUP_BYTES[form])))
-                out = e.plus(first_out, e.times(loop.index, 4 * TILE * _PAIRS))
-                with cgutils.for_range(builder, _long(codes.steps)) as inner:
-                    vectors = codes.pairs(inner.index)
-                    size = 4 * TILE * len(vectors)
-                    for number, pairs in enumerate(vectors):
-                        at = builder.add(e.times(inner.index, size), _long(4 * TILE * number))
-                        e.store(pairs, e.plus(out, at))
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return unpack
-
-
-def _make_decode(form: str) -> Any:
-    """Return decode(w, w_at, groups, panel): float32 w[k, 16 columns], k after k."""
-
-    @intrinsic
-    def decode(_typing: Any, w: Any, w_at: Any, groups: Any, panel: Any) -> Any:
-        signature = types.void(w, w_at, groups, panel)
-
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            e = _Emitter(context, builder, signature)
-            _, w_at, groups, _ = values
-            first_w, first_out = e.pointer(0, values, w_at), e.pointer(3, values, _long(0))
-            one = ir.Constant(_FLOATS, [1.0] * TILE)
-            with cgutils.for_range(builder, groups) as loop:
-                codes = _Codes(e, form, e.plus(first_w, e.times(loop.index, GROUP_BYTES[form])))
-                out = e.plus(first_out, e.times(loop.index, 4 * TILE * GROUP))
-                with cgutils.for_range(builder, _long(codes.steps)) as inner:
-                    vectors = codes.pairs(inner.index)
-                    size = 8 * TILE * len(vectors)
-                    for number, pairs in enumerate(vectors):
-                        for parity in (0, 1):
-                            value = codes.scaled(e.every_second(pairs, parity), one)
-                            at = e.times(inner.index, size)
-                            at = builder.add(at, _long(4 * TILE * (2 * number + parity)))
-                            e.store(value, e.plus(out, at))
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return decode
-
-
 def _make_widen(form: str | None) -> Any:
     """Return widen(w, w_at, count, panel): `count` times 16 values as float32.
 
@@ -454,9 +270,9 @@ def _make_widen(form: str | None) -> Any:
         signature = types.void(w, w_at, count, panel)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            e = _Emitter(context, builder, signature)
+            e = Emitter(context, builder, signature)
             _, w_at, count, _ = values
-            first_w, first_out = e.pointer(0, values, w_at), e.pointer(3, values, _long(0))
+            first_w, first_out = e.pointer(0, values, w_at), e.pointer(3, values, long(0))
             kind = form or e.form(0)
             with cgutils.for_range(builder, count) as loop:
                 at = e.times(loop.index, _SIZES[kind] * TILE)
@@ -470,10 +286,6 @@ def _make_widen(form: str | None) -> Any:
 
 
 dot, dot_f32, dot_bf16, dot_f16 = map(_make_dot, (None, "f32", "bf16", "f16"))
-dot_int4, dot_int8 = map(_make_dot_codes, ("int4", "int8"))
-dot_unpacked_int4, dot_unpacked_int8 = (_make_dot_codes(f, unpacked=True) for f in ("int4", "int8"))
-unpack_int4, unpack_int8 = map(_make_unpack_pairs, ("int4", "int8"))
-decode_int4, decode_int8 = map(_make_decode, ("int4", "int8"))
 widen, widen_f32, widen_bf16, widen_f16 = map(_make_widen, (None, "f32", "bf16", "f16"))
 
 
@@ -498,10 +310,10 @@ def prefetch(_typing: Any, array: Any, at: Any, lines: Any) -> Any:
     """Ask for cache lines that are read soon, from element `at` of an array on."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        e = _Emitter(context, builder, signature)
+        e = Emitter(context, builder, signature)
         first = e.pointer(0, values, values[1])
         with cgutils.for_range(builder, values[2]) as loop:
-            e.prefetch(e.plus(first, e.times(loop.index, _LINE)), _LINE)
+            e.prefetch(e.plus(first, e.times(loop.index, LINE)), LINE)
         return context.get_dummy_value()
 
     return types.void(array, at, lines), generate
@@ -520,17 +332,17 @@ def encode(_typing: Any, value: Any, like: Any) -> Any:
             case "f32":
                 return number
             case "bf16":  # the upper half of a float32
-                bits = builder.bitcast(number, _I32)
+                bits = builder.bitcast(number, I32)
                 odd = builder.and_(builder.lshr(bits, _int(16)), _int(1))
                 rounded = builder.add(builder.add(bits, _int(0x7FFF)), odd)
-                return builder.trunc(builder.lshr(rounded, _int(16)), _I16)
+                return builder.trunc(builder.lshr(rounded, _int(16)), I16)
             case _:
-                kind = ir.FunctionType(_F32, [_F32])
+                kind = ir.FunctionType(F32, [F32])
                 rint = cgutils.get_or_insert_function(builder.module, kind, "llvm.rint.f32")
-                return builder.fptosi(builder.call(rint, [number]), _I8)
+                return builder.fptosi(builder.call(rint, [number]), I8)
 
     return like.dtype(types.float32, like), generate
 
 
 def _int(value: int) -> ir.Constant:
-    return ir.Constant(_I32, value)
+    return ir.Constant(I32, value)

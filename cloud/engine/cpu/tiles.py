@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloud.engine.cpu.simd import GROUP, GROUP_BYTES, TILE
+from cloud.engine.cpu.codes import GROUP_BYTES
+from cloud.engine.cpu.simd import GROUP, TILE
 from shared.nn.weights import Weight
 
 Bytes = NDArray[np.uint8]
