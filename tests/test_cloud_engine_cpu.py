@@ -117,8 +117,9 @@ def test_activation_codes_are_within_half_a_step_and_zeros_stay_zero() -> None:
     values[3, 7] = 1e30
     x = activations(values)
     steps = np.repeat(x.scales, GROUP, axis=1)
-    assert (np.abs(x.codes * steps - values) <= steps * 0.501).all()
-    np.testing.assert_array_equal(x.sums, x.codes.reshape(4, -1, GROUP).sum(-1, dtype=np.int64))
+    codes = x.codes[: len(values)]
+    assert (np.abs(codes * steps - values) <= steps * 0.501).all()
+    np.testing.assert_array_equal(x.sums, codes.reshape(4, -1, GROUP).sum(-1, dtype=np.int64))
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])
