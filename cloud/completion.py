@@ -129,9 +129,10 @@ class Completion:
         def begin(engine: Engine) -> None:
             sequence = engine.add(caller.tenant, caller.account, self._ask.adapter)
             self._sequence = sequence
-            sequence.scores, sequence.lane = self.scores, Lane.BULK
+            sequence.scores = self.scores
             engine.splice(sequence, 0, self._ask.prompt)
             engine.generate(sequence, self._generation, float("inf"))
+            sequence.lane = Lane.BULK
 
         self._voice.worker.submit(begin)
 

@@ -144,14 +144,14 @@ class Engine:
         """Draw tokens behind the sequence's ids until a stop id or the reply's bound."""
         assert sequence.ids, "an empty sequence has nothing to go on from"
         ahead = generation.pause_at is not None
-        sequence.generation, sequence.lane = generation, Lane.AHEAD if ahead else Lane.LIVE
+        sequence.generation, sequence.lane = generation, Lane.AHEAD if ahead else Lane.ENDED
         sequence.deadline, sequence.parked = deadline, False
 
     def release(self, sequence: Sequence, generation: Generation, deadline: float) -> None:
         """The turn has ended as a reply ahead of it assumed: it goes on, if it has not ended."""
         generation.pause_at = None
         if sequence.generation is generation:
-            sequence.lane, sequence.deadline, sequence.parked = Lane.LIVE, deadline, False
+            sequence.lane, sequence.deadline, sequence.parked = Lane.ENDED, deadline, False
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop generating."""

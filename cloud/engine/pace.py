@@ -7,6 +7,9 @@ from cloud.engine.batch import keys_of
 
 SLOWDOWN = 2.0
 """How much longer a step may get, by prefill, for those who are being replied to."""
+TOLERABLE = 0.025
+"""Seconds between two tokens that nobody minds: 40 a second are more than anybody reads or speaks.
+Below that, prefill goes first."""
 CROWDING = 1.2
 """How much longer it may get by more replies than are fair to everyone who is there."""
 RESERVED = 8
@@ -73,6 +76,7 @@ class Pace:
         if (times := self._known) is None:
             return Budget(chunk if rows == 0 else max(0, self._step_tokens - rows))
         seconds = SLOWDOWN * times.predict(max(1, min(rows, fair)), int(min(rows, fair) * keys))
+        seconds = max(seconds, TOLERABLE)
         if rows == 0:
             seconds = max(seconds, times.predict(chunk, keys_of(0, chunk)))
         return Budget(tokens, times, seconds, rows, int(rows * keys))

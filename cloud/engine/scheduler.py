@@ -1,10 +1,10 @@
 """Decides what the next step runs. No torch, no clock; the decision is a value.
 
-Order: replies under way (one token each), then live turns, then bulk prefill, then what is run
-ahead of an end of turn. Within each of these the account that was served least goes first
-(`fairness`), and within an account the earliest deadline; among an account's replies, the one that
-was run least recently. How many tokens a step has is the business of `pace`, who makes room for
-them that of `plan`.
+Order: replies under way (one token each), then turns that have ended, then words that are being
+spoken, then bulk prefill, then what is run ahead of an end of turn. Within each of these the
+account that was served least goes first (`fairness`), and within an account the earliest deadline;
+among an account's replies, the one that was run least recently. How many tokens a step has is the
+business of `pace`, who makes room for them that of `plan`.
 """
 
 from collections.abc import Iterable

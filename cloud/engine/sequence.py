@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 class Lane(IntEnum):
     """Who goes first among sequences with tokens to prefill."""
 
-    LIVE = 0  # words that are being spoken, turns that have ended
-    BULK = 1  # history, re-prefilling, one-shot prompts
-    AHEAD = 2  # a reply to words that may still change
+    ENDED = 0  # turns that have ended: somebody waits for the first token
+    LIVE = 1  # words that are being spoken
+    BULK = 2  # history, re-prefilling, one-shot prompts
+    AHEAD = 3  # a reply to words that may still change
 
 
 class Constraint(Protocol):
