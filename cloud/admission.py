@@ -92,20 +92,27 @@ class Admission:
 
     # --- what somebody may do
 
-    def ask(self, device: str, tenant: str, tokens: int, now: float) -> Verdict:
-        """Ask for up to `tokens` tokens. Admitted: they are charged, and `done` is owed.
+    @property
+    def max_active(self) -> int:
+        """Replies of one device that may be under way at once."""
+        return self._settings.max_active
+
+    def ask(self, device: str, tenant: str, tokens: int, now: float, replies: int = 1) -> Verdict:
+        """Ask for replies of up to `tokens` tokens in all.
+
+        Admitted: the tokens are charged, and `done` is owed.
 
         Raises:
             InputError: `tokens` is negative.
         """
         asking = self._device(device, tenant)
-        if asking.active >= self._settings.max_active:
+        if asking.active + replies > self._settings.max_active:
             reason = f"device {device} has {asking.active} replies under way (admission.max_active)"
             return Verdict(RETRY, reason)
         verdict = self._verdict(device, tenant, tokens, now)
         if verdict.admitted:
             self.charge(device, tenant, tokens, now)
-            asking.active += 1
+            asking.active += replies
         return verdict
 
     def charge(self, device: str, tenant: str, tokens: int, now: float) -> None:
@@ -113,10 +120,10 @@ class Admission:
         self._device(device, tenant).limit.spend(tokens, now)
         self._tenants[tenant].limit.spend(tokens, now)
 
-    def done(self, device: str, tenant: str, unused: int, now: float) -> None:
+    def done(self, device: str, tenant: str, unused: int, now: float, replies: int = 1) -> None:
         """What was admitted is over, and used `unused` tokens less than it asked for."""
         asked = self._device(device, tenant)
-        asked.active = max(0, asked.active - 1)
+        asked.active = max(0, asked.active - replies)
         asked.limit.refund(unused, now)
         self._tenants[tenant].limit.refund(unused, now)
 

@@ -8,7 +8,7 @@ can be shared.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace as replace_struct
 
@@ -17,10 +17,14 @@ from cloud.engine.fairness import Account
 from cloud.engine.scores import PromptScores, TokenScore
 from cloud.engine.sequence import Constraint, Generation, Lane, LoadedAdapter
 from cloud.engine.sequence import Sequence as EngineSequence
+from cloud.metrics import ReplyTimes
 from cloud.stop import StopFilter
 from cloud.voice import Voice
 from shared.frames import Reason, Sampling
 from shared.tokenizer import TextDecoder
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class Ask:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    schema: str = ""
-    """JSON schema that the reply follows, as JSON."""
+    matcher: "LLMatcher | None" = None
+    """At the start of a grammar that the replies follow (`Grammar.compile`)."""
     top_scores: int | None = None
     """Alternatives to score beside every reply token; None: no scores."""
     prompt_scores: int | None = None
@@ -103,8 +107,10 @@ class Completion:
         self._given = 0
         """Reply tokens that were part of a piece."""
         self._sequence: EngineSequence | None = None
-        self.num_adopted = 0
-        """Ids of the prompt that did not have to be run."""
+        self.num_adopted: int | None = None
+        """Ids of the prompt that did not have to be run; None: it is not known yet."""
+        self.has_ended = False
+        """Its last piece was given out; what the engine drew meanwhile does not count."""
         self._generation = Generation(
             ask.sampling,
             max(1, voice.room_for(len(ask.prompt), ask.max_tokens)),
@@ -114,7 +120,7 @@ class Completion:
             min_tokens=ask.min_tokens,
             top_scores=ask.top_scores,
         )
-        self._times = voice.metrics.reply(len(ask.prompt))
+        self._times: ReplyTimes | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -125,6 +131,7 @@ class Completion:
         """Hand the prompt to the engine."""
 
         caller = self._caller
+        self._times = self._voice.metrics.reply(len(self._ask.prompt))
 
         def begin(engine: Engine) -> None:
             sequence = engine.add(caller.tenant, caller.account, self._ask.adapter)
@@ -138,7 +145,8 @@ class Completion:
 
     def close(self) -> None:
         """Free everything, whatever the state."""
-        self._times.end("abort")
+        if self._times is not None:
+            self._times.end("abort")
 
         def remove(engine: Engine) -> None:
             sequence, self._sequence = self._sequence, None
@@ -149,12 +157,16 @@ class Completion:
 
     def take(self, token: int, why: str) -> Piece:
         """Return what a drawn token adds to the reply."""
-        self._times.token()
-        if self._sequence is not None:
-            self.num_adopted = self._sequence.adopted
+        if self.num_adopted is None and (sequence := self._sequence) is not None:
+            self.num_adopted = min(sequence.adopted, len(self._ask.prompt))
+        drawn_before = self.num_tokens
         piece = self._take(token, why)
-        if piece.reason:
-            self._times.end(piece.reason)
+        self.has_ended = bool(piece.reason)
+        if self._times is not None:
+            if self.num_tokens > drawn_before:
+                self._times.token()
+            if piece.reason:
+                self._times.end(piece.reason)
         return piece
 
     def _take(self, token: int, why: str) -> Piece:
@@ -179,8 +191,8 @@ class Completion:
         return Piece(text, tokens, tuple(self._generation.scores[first : self._given]), reason)
 
     def _constraint(self) -> Constraint | None:
-        grammar, schema = self._voice.grammar, self._ask.schema
-        return grammar.constraint(grammar.compile(schema), ()) if schema else None
+        matcher = self._ask.matcher
+        return None if matcher is None else self._voice.grammar.constraint(matcher, ())
 
 
 class _Drawn(NamedTuple):
@@ -254,14 +266,17 @@ class Request:
     @property
     def num_adopted(self) -> int:
         """Prompt tokens that did not have to be run."""
-        return sum(completion.num_adopted for completion in self._firsts)
+        return sum(completion.num_adopted or 0 for completion in self._firsts)
 
     async def pieces(self) -> AsyncIterator[tuple[Completion, Piece]]:
         """Yield what comes of all replies, until each has ended."""
         left = len(self.completions)
         while left:
             completion, token, why = await self._inbox.get()
+            if completion.has_ended:
+                continue
             for other in self._waiting.pop(completion.index, ()):
+                other.scores = completion.scores  # of the same prompt, and complete
                 other.begin()
             piece = completion.take(token, why)
             if piece.reason:

@@ -225,7 +225,6 @@ class Conversation:
         if fresh:
             self.stream.extend_reply(fresh)
         if reason:
-            self._silence()
             self._finish(reason)
         else:
             self._on_change()
@@ -234,7 +233,6 @@ class Conversation:
 
     def _expire(self) -> None:
         if self.stream.ended:
-            self._silence()
             self._notice("deadline", f"no complete reply within {self.stream.body.deadline:g} s")
             self._finish(Reason.DEADLINE)
 

@@ -7,13 +7,14 @@ from shared.errors import InputError
 from shared.frames import Sampling
 
 MAX_TEMPERATURE = 10.0
+LEAST_TOP_P = 1e-6
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_SEED = 2**63 - 1
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, MAX_TEMPERATURE),
-    "top_p": (1e-6, 1.0),
+    "top_p": (LEAST_TOP_P, 1.0),
     "top_k": (0, math.inf),
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),

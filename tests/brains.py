@@ -6,7 +6,7 @@ from typing import Any
 
 from cloud.decoder import Brain, load_brain
 from cloud.settings import DecoderSettings
-from tests.small_llama import random_llama, write_folder
+from tests.small_llama import SmallLlama, random_llama, write_folder
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -15,9 +15,11 @@ CHATML = (
 CONTEXT = 512
 
 
-def write_model(folder: Path, *, template: str = CHATML) -> Path:
-    """Write the small model with a chat template."""
-    write_folder(folder, random_llama(), max_position_embeddings=CONTEXT)
+def write_model(
+    folder: Path, *, template: str = CHATML, model: SmallLlama | None = None, **changes: Any
+) -> Path:
+    """Write a small model with a chat template; `changes` go into its config.json."""
+    write_folder(folder, model or random_llama(), max_position_embeddings=CONTEXT, **changes)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     return folder

@@ -222,6 +222,8 @@ def test_an_echo_is_the_prompt_with_the_scores_of_its_tokens(most: int, stream: 
         count = len(world.decoder.brain.tokenizer.encode("Find a charger, please!"))
         assert count <= len(tokens) <= count + most
         assert "".join(tokens) == whole.text
+        twice = (await world.openai.completions.create(**body, n=2)).choices
+        assert twice[0].logprobs == twice[1].logprobs == whole.logprobs
         assert whole.logprobs.token_logprobs is not None
         assert whole.logprobs.token_logprobs[0] is None
         assert all(p is not None and p <= 0 for p in whole.logprobs.token_logprobs[1:])
@@ -281,6 +283,52 @@ def test_bias_penalties_and_lengths_do_what_they_say() -> None:
     in_api_world(test)
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_least_length_beyond_the_end_of_a_grammar_ends_with_the_grammar(temperature: int) -> None:
+    async def test(world: ApiWorld) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}
+        body = chat(response_format=form, min_tokens=50, max_tokens=60, temperature=temperature)
+        for _ in range(2):
+            made = await world.openai.chat.completions.create(**_sdk(body))
+            assert json.loads(made.choices[0].message.content or "") == 1
+
+    in_api_world(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_its_own_reply_and_no_other(stream: bool) -> None:
+    async def test(world: ApiWorld) -> None:
+        hot = chat(temperature=1.5, seed=3, n=4, max_tokens=40, ignore_eos=True)
+        plain = await world.openai.chat.completions.create(**_sdk(hot))
+        texts = [choice.message.content or "" for choice in plain.choices]
+        stop = texts[1][5:8]
+        expected = [text[: text.index(stop)] if stop in text else text for text in texts]
+        for _ in range(5):
+            if stream:
+                events = await streamed(world, "/v1/chat/completions", hot | {"stop": stop})
+                parts = [event["choices"][0] for event in events]
+                own = [[p for p in parts if p["index"] == i] for i in range(4)]
+                found = ["".join(p["delta"].get("content", "") for p in ps) for ps in own]
+                reasons = [[p["finish_reason"] for p in ps if p["finish_reason"]] for ps in own]
+                assert all(len(reason) == 1 for reason in reasons)
+            else:
+                made = await world.openai.chat.completions.create(**_sdk(hot | {"stop": stop}))
+                found = [choice.message.content or "" for choice in made.choices]
+            assert found == expected
+
+    in_api_world(test)
+
+
+def test_what_is_null_counts_as_left_out() -> None:
+    async def test(world: ApiWorld) -> None:
+        nulls = dict.fromkeys(("top_p", "n", "stop", "logprobs", "stream", "seed", "user"))
+        made = await world.openai.chat.completions.create(**chat(**nulls, store=False, metadata={}))
+        plain = await world.openai.chat.completions.create(**chat(top_p=0))
+        assert made.choices == plain.choices
+
+    in_api_world(test)
+
+
 CAR_COMMAND = {
     "type": "object",
     "properties": {
@@ -318,7 +366,8 @@ def test_a_car_command_follows_its_json_schema() -> None:
         ("chat/completions", chat(messages=[HELLO, HELLO]), 400, "messages", "take turns"),
         ("chat/completions", chat(messages=[SYSTEM]), 400, "messages", "must be of 'user'"),
         ("chat/completions", chat(temperature=-1), 400, "temperature", "greater than or equal"),
-        ("chat/completions", chat(top_p=0), 400, "top_p", "greater than 0"),
+        ("chat/completions", chat(top_p=-1), 400, "top_p", "greater than or equal to 0"),
+        ("chat/completions", chat(messages=["hi"]), 400, "messages", "valid dictionary or object"),
         ("chat/completions", chat(n=0), 400, "n", "greater than or equal to 1"),
         ("chat/completions", chat(max_tokens=500), 400, None, "shorten it, or ask for fewer"),
         ("chat/completions", chat(logit_bias={"99999": 1}), 400, None, "token id 99999"),
@@ -561,6 +610,7 @@ def test_turns_over_the_relay_are_counted_like_requests() -> None:
         assert found["vllm:generation_tokens_total"] == len(reply)
         assert found["vllm:time_to_first_token_seconds_count"] == 1
         assert found["vllm:request_success_total"] == 1
+        assert 'finished_reason="length"' in text or 'finished_reason="stop"' in text
         assert found["deltarelay_turns_total"] == 1
         assert found["deltarelay_devices"] == found["deltarelay_conversations"] == 1
 

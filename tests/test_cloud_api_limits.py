@@ -116,6 +116,25 @@ def test_tenants_have_limits_of_their_own_and_share_no_prefix() -> None:
     in_api_world(test, admission=KEYS)
 
 
+def test_every_reply_of_a_request_is_one_under_way_and_no_header_makes_another_client() -> None:
+    async def test(world: ApiWorld) -> None:
+        too_many = await world.http.post("/v1/chat/completions", json=chat(n=5))
+        assert too_many.status_code == 400
+        assert "at most 4" in too_many.json()["error"]["message"]
+        hold = threading.Event()
+        world.decoder.worker.submit(lambda _engine: hold.wait() and None)
+        asking = asyncio.create_task(world.http.post("/v1/chat/completions", json=chat(n=3)))
+        await asyncio.sleep(0.1)
+        for headers in ({}, {"x-forwarded-for": "10.0.0.7"}):
+            refused = await world.http.post("/v1/chat/completions", json=chat(n=2), headers=headers)
+            assert refused.status_code == 429
+        hold.set()
+        assert (await asking).status_code == 200
+        assert (await world.http.post("/v1/chat/completions", json=chat(n=4))).status_code == 200
+
+    in_api_world(test, admission=AdmissionSettings(max_active=4))
+
+
 def test_a_body_over_a_limit_is_refused_before_it_is_begun() -> None:
     async def test(world: ApiWorld) -> None:
         async with httpx.AsyncClient(base_url=world.url) as client:

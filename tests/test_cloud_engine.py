@@ -1,6 +1,7 @@
 """The engine on a small model, against the naive forward pass; exact mode to the last bit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from shared.frames import Sampling
 from shared.nn.checkpoint import load_checkpoint
 from shared.nn.llama import forward
 from tests.brains import small_brain, write_model
+from tests.small_llama import random_llama
 
 
 @cache
@@ -107,6 +109,27 @@ def test_exact_mode_agrees_with_the_naive_pass_to_float32() -> None:
     torch.testing.assert_close(
         tap.seen[sequence.number, 77], naive_logits(ids), rtol=1e-4, atol=1e-3
     )
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("qwen2", True), ("qwen2", False), ("llama", False)])
+def test_a_folder_with_biases_of_attention_is_served_as_the_naive_pass_has_it(
+    tmp_path: Path, kind: str, tied: bool
+) -> None:
+    model = random_llama(tied=tied, bias=True)
+    biased = ("q_proj.bias", "k_proj.bias", "v_proj.bias")  # as Qwen2 has them
+    weights = {n: v for n, v in model.weights.items() if ".bias" not in n or n.endswith(biased)}
+    write_model(tmp_path / "model", model=replace(model, weights=weights), model_type=kind)
+    made = small_brain(tmp_path / "model", precision="exact", context=128)
+    tap, ids = tapped(made.engine), some_ids(Random(8), 40)
+    sequence = made.engine.add()
+    made.engine.splice(sequence, 0, ids)
+    made.engine.generate(sequence, generation(3), 0.0)
+    run(made.engine)
+    dense = {name: weight.dense() for name, weight in made.checkpoint.weights.items()}
+    for length in range(40, 43):
+        expected = forward(made.checkpoint.config, dense, torch.tensor(sequence.ids[:length]))[-1]
+        seen = tap.seen[sequence.number, length]
+        torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_exact_mode_is_bit_identical_however_the_words_arrived() -> None:

@@ -12,7 +12,7 @@ from cloud.api.errors import handle_errors
 from cloud.api.house import House
 from cloud.api.shapes import Json
 
-MAX_BODY = 8 * 1024 * 1024
+MAX_BODY = 2 * 1024 * 1024
 """Bytes of a request."""
 
 _FAILURES = {

@@ -108,7 +108,7 @@ def _invalid(errors: Sequence[Any]) -> ApiError:
     first = max(errors, key=lambda error: len(error["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first['ctx']['error']}")
-    if first["type"] == "model_attributes_type":
+    if first["type"] == "model_attributes_type" and first["loc"] == ("body",):
         return ApiError(400, "the body must be a JSON object, with Content-Type: application/json")
     path = [str(part) for part in first["loc"] if not _is_branch(part)]
     name = ".".join(path)

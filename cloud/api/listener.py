@@ -39,6 +39,7 @@ class HttpListener:
             access_log=False,
             lifespan="off",
             server_header=False,
+            proxy_headers=False,  # they would let clients choose who they are
             timeout_graceful_shutdown=_CLOSE_WITHIN,
         )
         self._server = _Server(config)

@@ -13,7 +13,7 @@ from shared.tokenizer import Tokenizer
 Result = TypeVar("Result")
 
 _LONG = 16_384
-"""Characters from which a text is encoded in a thread of its own: others go on meanwhile."""
+"""Characters, or tokens, from which work is done in a thread of its own: others go on meanwhile."""
 
 
 def chat_prompt(
@@ -69,6 +69,6 @@ def text_prompt(
     return ids
 
 
-async def aside(num_characters: int, work: Callable[[], Result]) -> Result:
-    """Return what `work` does with a text, in a thread of its own if that may take long."""
-    return await asyncio.to_thread(work) if num_characters > _LONG else work()
+async def aside(size: int, work: Callable[[], Result]) -> Result:
+    """Return what `work` does with so many characters or tokens, aside if that may take long."""
+    return await asyncio.to_thread(work) if size > _LONG else work()

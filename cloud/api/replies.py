@@ -1,10 +1,12 @@
 """Routes that reply: `/v1/chat/completions` and `/v1/completions`."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from llguidance import LLMatcher
 
 from cloud.api import responses
 from cloud.api.answers import Answer
@@ -38,7 +40,7 @@ async def chat(http: Request, body: ChatRequest, house: OwnHouse, visitor: OwnVi
         prompt,
         adapter=adapter,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        schema=_schema(body.json_schema),
+        matcher=await _matcher(body.json_schema, house),
         top_scores=(body.top_logprobs or 0) if body.logprobs else None,
     )
     shape = ChatShape(voice.tokenizer, scored=body.logprobs)
@@ -101,12 +103,15 @@ def _check(body: ChatRequest | CompletionRequest, house: House) -> None:
     check_vocabulary(body.stop_token_ids, vocabulary, "stop_token_ids")
 
 
-def _schema(schema: dict[str, Any] | None) -> str:
-    text = json.dumps(schema) if schema is not None else ""
+async def _matcher(schema: dict[str, Any] | None, house: House) -> LLMatcher | None:
+    """Compile a schema, in a thread of its own: some take long."""
+    if schema is None:
+        return None
+    text = json.dumps(schema)
     if len(text) > MAX_SCHEMA:
         raise ApiError(
             400,
             f"the JSON schema has {len(text)} bytes; at most {MAX_SCHEMA} are taken",
             param="response_format",
         )
-    return text
+    return await asyncio.to_thread(house.voice.grammar.compile, text)

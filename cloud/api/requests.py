@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cloud.completion import Ask
-from cloud.sampling import MAX_BIASES, MAX_SEED, MAX_TEMPERATURE
+from cloud.sampling import LEAST_TOP_P, MAX_BIASES, MAX_SEED, MAX_TEMPERATURE
 from shared.frames import Sampling
 
 MAX_REPLIES = 16
@@ -13,18 +13,34 @@ MAX_STOPS = 16
 MAX_SCORES = 20
 MAX_PROMPTS = 64
 
+MAX_TOKENS = 131_072
+MAX_FIELDS = 64
+
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        """A field that is null is one that was left out, as OpenAI has it."""
+        if not isinstance(fields, dict):
+            return fields
+        if len(fields) > MAX_FIELDS:
+            raise ValueError(f"{len(fields)} fields; at most {MAX_FIELDS} are known")
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 class StreamOptions(_Body):
     """What a stream carries besides text."""
 
     include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted; there is none."""
 
 
 class _Generate(_Body):
@@ -32,7 +48,7 @@ class _Generate(_Body):
 
     model: str
     temperature: float = Field(1.0, ge=0, le=MAX_TEMPERATURE)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, ge=0, le=1)
     n: int = Field(1, ge=1, le=MAX_REPLIES)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -44,7 +60,10 @@ class _Generate(_Body):
         None, max_length=MAX_BIASES
     )
     user: str | None = Field(None, max_length=256)
-    """For the client's own books; nothing here depends on it."""
+    metadata: dict[str, Any] | None = Field(None, max_length=16)
+    store: bool | None = None
+    service_tier: str | None = None
+    """These four are for the client's own books; nothing here depends on them."""
 
     # not OpenAI's: vLLM's names
     top_k: int = Field(0, ge=-1, lt=2**31)
@@ -65,7 +84,7 @@ class _Generate(_Body):
         """How tokens are drawn."""
         return Sampling(
             temperature=self.temperature,
-            top_p=self.top_p,
+            top_p=max(self.top_p, LEAST_TOP_P),
             top_k=max(0, self.top_k),
             min_p=self.min_p,
             seed=self.seed,
@@ -185,9 +204,9 @@ class CompletionRequest(_Generate):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Token], Field(min_length=1)]
-        | Annotated[list[list[Token]], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[Tokens, Field(min_length=1)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
     max_tokens: int = Field(16, ge=0, lt=2**31)
     echo: bool = False
@@ -241,4 +260,4 @@ class DetokenizeRequest(_Body):
     """Of `/detokenize`."""
 
     model: str | None = None
-    tokens: list[Token]
+    tokens: Tokens

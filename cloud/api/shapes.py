@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from cloud.completion import Completion, Piece
 from cloud.engine.scores import TokenScore
-from shared.tokenizer import Tokenizer, decode
+from shared.tokenizer import TextDecoder, Tokenizer, decode
 
 Json = dict[str, Any]
 
@@ -84,8 +84,8 @@ class TextShape:
     ) -> None:
         self._tokenizer, self._prompts = tokenizer, prompts
         self._echo, self._scored = echo, scored
-        self._offsets: dict[int, int] = {}
-        """Characters before the next token, by reply."""
+        self._texts: dict[int, tuple[TextDecoder, int]] = {}
+        """The text so far, and its characters, by reply."""
 
     def choice(self, completion: Completion, pieces: Sequence[Piece]) -> Json:
         """Return a whole reply."""
@@ -121,15 +121,14 @@ class TextShape:
 
     def _logprobs(self, index: int, entries: Sequence[TokenScore | int]) -> Json:
         """Show scores; a bare token is a prompt's first, of which there is none."""
-        tokens = [
-            token_text(self._tokenizer, e if isinstance(e, int) else e.token) for e in entries
-        ]
+        ids = [entry if isinstance(entry, int) else entry.token for entry in entries]
+        tokens = [token_text(self._tokenizer, token) for token in ids]
         offsets: list[int] = []
-        at = self._offsets.get(index, 0)
-        for token in tokens:
+        text, at = self._texts.get(index, (TextDecoder(self._tokenizer), 0))
+        for token in ids:
             offsets.append(at)
-            at += len(token)
-        self._offsets[index] = at
+            at += len(text.feed([token]))
+        self._texts[index] = text, at
         return {
             "tokens": tokens,
             "token_logprobs": [None if isinstance(e, int) else e.logprob for e in entries],

@@ -54,8 +54,10 @@ class EventStream(Response):
         except ClientGoneError:
             pass
         finally:
-            await self._events.aclose()
-            self._close()
+            try:
+                await self._events.aclose()
+            finally:
+                self._close()
 
     async def _send(self, send: Send) -> None:
         await send(

@@ -22,9 +22,10 @@ async def tokenize(body: TokenizeRequest, house: OwnHouse) -> Response:
     if body.model is not None:
         adapter_of(body.model, house)
     ids = await _ids(body, house)
+    names = await aside(len(ids), lambda: [token_text(tokenizer, token) for token in ids])
     answer = {
         "tokens": ids,
-        "token_strs": [token_text(tokenizer, token) for token in ids],
+        "token_strs": names,
         "count": len(ids),
         "max_model_len": house.voice.context,
     }
@@ -49,7 +50,8 @@ async def detokenize(body: DetokenizeRequest, house: OwnHouse) -> Response:
     if body.model is not None:
         adapter_of(body.model, house)
     check_vocabulary(body.tokens, tokenizer.header.vocabulary, "tokens")
-    return as_json({"prompt": decode(tokenizer, body.tokens)})
+    text = await aside(len(body.tokens), lambda: decode(tokenizer, body.tokens))
+    return as_json({"prompt": text})
 
 
 @router.get("/tokenizer/{digest}", response_class=Response)

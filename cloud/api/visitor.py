@@ -1,6 +1,7 @@
 """Who comes over HTTP: a tenant by API key, a device by the host it comes from."""
 
 import time
+from ipaddress import ip_network
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -17,6 +18,7 @@ class Visitor:
 
     def __init__(self, admission: Admission, device: str, tenant: str) -> None:
         self._admission, self._device, self._tenant = admission, device, tenant
+        self._replies = 0
 
     @property
     def caller(self) -> Caller:
@@ -31,7 +33,16 @@ class Visitor:
             ApiError: the client is over a limit; it may come back after a while.
         """
         tokens = request.num_prompt_tokens + request.num_granted
-        verdict = self._admission.ask(self._device, self._tenant, tokens, time.monotonic())
+        self._replies = len(request.completions)
+        if self._replies > self._admission.max_active:
+            raise ApiError(
+                400,
+                f"{self._replies} replies are asked for at once; this decoder gives a client at "
+                f"most {self._admission.max_active} (admission.max_active)",
+            )
+        verdict = self._admission.ask(
+            self._device, self._tenant, tokens, time.monotonic(), self._replies
+        )
         if not verdict.admitted:
             raise ApiError(
                 429,
@@ -42,12 +53,18 @@ class Visitor:
             )
 
     def _settle(self, unused: int) -> None:
-        self._admission.done(self._device, self._tenant, unused, time.monotonic())
+        now = time.monotonic()
+        self._admission.done(self._device, self._tenant, unused, now, self._replies)
 
 
 async def _visitor_of(http: Request, house: OwnHouse) -> Visitor:
-    device = http.client.host if http.client is not None else "http"
-    return Visitor(house.admission, device, _tenant_of(http, house))
+    return Visitor(house.admission, _device_of(http), _tenant_of(http, house))
+
+
+def _device_of(http: Request) -> str:
+    """Return the host; of IPv6 addresses the network, which is what one client has."""
+    host = http.client.host if http.client is not None else "http"
+    return str(ip_network(f"{host}/64", strict=False)) if ":" in host else host
 
 
 def _tenant_of(http: Request, house: House) -> str:

@@ -94,7 +94,7 @@ class Sequence:
     adopted: int = 0
     """Ids whose keys and values others had run, so far."""
     scores: PromptScores | None = None
-    """Where scores of its own ids are wanted; it adopts no blocks then."""
+    """Where scores of its own ids are wanted; it adopts no blocks until they are complete."""
     generation: Generation | None = None
     account: Account = field(default_factory=Account)
     """Whose share of a step it runs on; its own alone, unless told."""

@@ -17,7 +17,7 @@ def adopt(pool: BlockPool, sequence: Sequence) -> None:
     most = len(sequence.ids) - (sequence.generation is not None)  # a last id to draw behind
     while sequence.cached == len(sequence.blocks) * size == sequence.published * size:
         end = sequence.cached + size
-        if sequence.scores is not None or end > min(most, sequence.settled):
+        if sequence.is_scored or end > min(most, sequence.settled):
             return
         parent = sequence.blocks[-1] if sequence.blocks else None
         block = pool.find(sequence.namespace, parent, sequence.ids[sequence.cached : end])

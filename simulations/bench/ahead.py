@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
+from cloud.admission import DEFAULT_TENANT
 from cloud.decoder import load_brain
 from cloud.engine.batch import Batch
 from cloud.engine.engine import BatchRunner
+from cloud.engine.fairness import Account
 from cloud.server import Decoder
 from cloud.settings import DecoderSettings
 from edge.agent import Agent, connect
@@ -38,7 +40,8 @@ async def bench_ahead(model: str, runs: int) -> dict[str, Any]:
     settings = DecoderSettings(model=model)
     decoder = Decoder(load_brain(settings), settings)
     engine, ahead = decoder.brain.engine, decoder.voice.ahead
-    engine.runner = prefilled = PrefillCount(engine.runner)
+    speaking = decoder.admission.account("speaker", DEFAULT_TENANT)
+    engine.runner = prefilled = PrefillCount(engine.runner, speaking)
     tokens, turns, final_tokens = ahead.tokens, 0, 0
     between: dict[bool, list[float]] = {True: [], False: []}
     spoken, draw = spoken_turns(), Random(0)
@@ -69,18 +72,18 @@ async def bench_ahead(model: str, runs: int) -> dict[str, Any]:
 
 
 class PrefillCount:
-    """Runs batches; counts the tokens that are not one of a reply under way."""
+    """Runs batches; counts an account's tokens, but for those of replies under way."""
 
-    def __init__(self, runner: BatchRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: BatchRunner, account: Account) -> None:
+        self._runner, self._account = runner, account
         self.tokens = 0
         self.counting = False
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Run, and count."""
         if self.counting:
-            chunks = batch.chunks
-            self.tokens += sum(c.count for c in chunks if not c.sample or c.sequence.is_ahead)
+            own = [c for c in batch.chunks if c.sequence.account is self._account]
+            self.tokens += sum(c.count for c in own if c.sequence.is_ahead or c.count > c.sample)
         return self._runner.run(batch)
 
     def copy_block(self, source: int, target: int) -> None:
