@@ -129,7 +129,6 @@ class Completion:
 
     def begin(self) -> None:
         """Hand the prompt to the engine."""
-
         caller = self._caller
         self._times = self._voice.metrics.reply(len(self._ask.prompt))
 
