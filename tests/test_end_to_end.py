@@ -427,3 +427,40 @@ def test_a_decoder_that_is_to_leave_does_so_at_once_when_nobody_waits_for_it() -
                     assert time.monotonic() - began < 5
 
     run(test)
+
+
+@pytest.mark.mqtt
+def test_a_frozen_decoder_is_left_for_another_and_what_it_says_when_it_thaws_is_not_heard() -> None:
+    async def test() -> None:
+        with open_broker() as broker:
+            url = f"mqtt://127.0.0.1:{broker.port}"
+            async with AsyncExitStack() as stack:
+                decoders = {
+                    name: await stack.enter_async_context(
+                        open_decoder(model_folder(), listen=[url], changes=[*SMALL, f"name={name}"])
+                    )
+                    for name in ("first", "second")
+                }
+                agent = await stack.enter_async_context(connect(url, device="car"))
+                here = agent.welcome.decoder
+                frozen = decoders[here].process
+                expected = await reference(agent, ["tell me a story", "and now"], 400)
+                async with agent.conversation(max_tokens=400) as talk:
+                    pieces = talk.finish("tell me a story")
+                    await anext(pieces)
+                    frozen.send_signal(signal.SIGSTOP)
+                    try:
+                        held = len(talk.stream.reply.ids)
+                        async for _ in pieces:
+                            pass
+                        assert 0 < held < 400
+                        assert agent.welcome.decoder != here
+                    finally:
+                        frozen.send_signal(signal.SIGCONT)
+                    got = [list(talk.stream.turns[0].reply_ids), await answer(talk, "and now")]
+                    await asyncio.sleep(0.5)  # what the thawed one still has to say
+                    assert got == expected
+                    assert [list(t.reply_ids) for t in talk.stream.turns] == expected
+                    assert agent.num_reconnects == 1
+
+    run(test)
