@@ -6,12 +6,12 @@ what it began with; between turns the sequence is let go of, and the first words
 begin another one, whose history is prefilled behind what is live.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from cloud.adapters import Adapters
 from cloud.engine.engine import Engine
 from cloud.engine.fairness import Account
-from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence
+from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence, namespace_of
 from cloud.worker import Worker
 from shared.tokenlog import common_prefix
 
@@ -46,7 +46,15 @@ class SequenceHandle:
         """What the engine was told the sequence is, it may have drawn more behind it; None: there
         is no sequence."""
         self._sequence: Sequence | None = None
-        """Belongs to the engine's thread."""
+
+    def look(self) -> Sequence | None:
+        """Return the sequence there is now, if any. Only the engine's thread may."""
+        return self._sequence
+
+    @property
+    def namespace(self) -> Hashable:
+        """What the blocks of its sequence are shared within."""
+        return namespace_of(self._tenant, self._adapter)
 
     def open(self, name: str) -> None:
         """Begin the conversation anew, with the adapter of this name; empty: with none.
