@@ -27,13 +27,13 @@ BODY = OpenBody("c1", "Be brief.", Sampling(temperature=0.5, logit_bias={3: 1.0}
 
 
 def conversation(turns: int = 2, **changes: object) -> SavedConversation:
-    stream = SavedStream(BODY, turns, 77, [1, 2, 3], 1)
+    stream = SavedStream(BODY, turns, 77, (1, 2, 3), 1)
     values: dict[str, object] = {
         "tokenizer": "ab" * 32,
         "device": "car",
         "epoch": 4,
         "stream": stream,
-        "turns": [([n, 5], [7]) if n else None for n in range(turns)],
+        "turns": [((n, 5), (7,)) if n else None for n in range(turns)],
     }
     return SavedConversation(**(values | changes))  # type: ignore[arg-type]
 
@@ -55,7 +55,7 @@ def test_a_log_comes_back_as_it_was() -> None:
     for saved in (
         conversation(),
         conversation(0),
-        conversation(stream=SavedStream(BODY, 1, 9, [1], 2, [4, 4], Reason.STOP)),
+        conversation(stream=SavedStream(BODY, 1, 9, (1,), 2, (4, 4), Reason.STOP)),
     ):
         assert decode_log(encode_log(saved), "here") == saved
 

@@ -24,7 +24,7 @@ import msgspec
 
 from shared.errors import InputError
 from shared.frames.bodies import Natural
-from shared.session.saved_stream import SavedStream, TokenId
+from shared.session.saved_stream import SavedStream, TokenIds
 
 LOG_MAGIC, SEGMENT_MAGIC = b"drlog\x00\x00\x01", b"drkv\x00\x00\x00\x01"
 MAX_LOG = 64 * 1024 * 1024
@@ -37,7 +37,7 @@ _SEGMENT_HEAD = struct.Struct("<8s32sIII")
 _CRC = struct.Struct("<I")
 _ALIGNMENT = 64
 
-SavedTurn: TypeAlias = tuple[list[TokenId], list[TokenId]]
+SavedTurn: TypeAlias = tuple[TokenIds, TokenIds]
 """Ids of a user's words and of the reply."""
 
 

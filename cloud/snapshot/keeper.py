@@ -198,7 +198,7 @@ class Snapshots:
             self._house.epoch_of(device),
             save_stream(conversation.stream),
             [
-                None if turn is None else (list(turn.user), list(turn.reply))
+                None if turn is None else (tuple(turn.user), tuple(turn.reply))
                 for turn in conversation.turns
             ],
         )

@@ -9,7 +9,7 @@ from shared.frames.bodies import Natural
 from shared.session.cloud_stream import CloudStream, IdCheck
 from shared.tokenlog import MAX_ID
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
+TokenIds = tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)], ...]
 
 
 class SavedStream(msgspec.Struct, frozen=True):
@@ -25,9 +25,9 @@ class SavedStream(msgspec.Struct, frozen=True):
     turn: Natural
     history: Natural
     """CRC of the turns before."""
-    committed: list[TokenId]
+    committed: TokenIds
     attempt: Natural
-    reply: list[TokenId] = []
+    reply: TokenIds = ()
     """Complete, and of this turn; empty while there is no `reason`."""
     reason: Reason | None = None
     """Why the reply ended; None: the turn is open."""
@@ -40,9 +40,9 @@ def save_stream(stream: CloudStream) -> SavedStream:
         stream.body,
         stream.turn,
         stream.history_crc,
-        list(stream.log.committed),
+        tuple(stream.log.committed),
         stream.attempt,
-        list(stream.reply) if complete else [],
+        tuple(stream.reply) if complete else (),
         Reason(stream.reason) if complete else None,
     )
 
