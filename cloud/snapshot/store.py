@@ -246,8 +246,9 @@ class SnapshotStore:
 
     def _look(self, folder: Path) -> Kept:
         """Take stock of a conversation whose log is good."""
-        state = (folder / LOG).stat()
-        kept = Kept(folder, min(state.st_mtime, self._clock()), state.st_size)
+        data = (folder / LOG).read_bytes()
+        written = min((folder / LOG).stat().st_mtime, self._clock())
+        kept = Kept(folder, written, len(data), zlib.crc32(data))
         self._kept[folder] = kept
         for path in sorted(folder.glob(SEGMENTS)):
             try:

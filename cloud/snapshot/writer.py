@@ -1,8 +1,8 @@
 """Writes a conversation's snapshot while its decoder serves: what is new of it, a little at a time.
 
 Runs in a thread of its own. The engine copies blocks into a buffer of ours between two steps, for
-two milliseconds at most, and checks each time that they still are what was asked for; CRC and disk
-are our thread's business. So nothing is held in the pool, and nobody waits for a disk.
+a millisecond or one block, and checks each time that they still are what was asked for; CRC and
+disk are our thread's business. So nothing is held in the pool, and nobody waits for a disk.
 """
 
 import time
@@ -28,9 +28,9 @@ Answer = TypeVar("Answer")
 Sight = Callable[[], Sequence | None]
 """Returns a conversation's sequence, if it has one now; for the engine's thread."""
 
-PAUSE = 0.002
+PAUSE = 0.001
 """Seconds the engine copies between two steps; it ends with a whole block."""
-PIECE = 16
+PIECE = 8
 """Most blocks it copies then."""
 MANY = 8
 """Blocks that are written while their turn is open."""

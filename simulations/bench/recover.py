@@ -168,7 +168,8 @@ async def _fill(
             agents.append(agent)
             talks.append(await stack.enter_async_context(agent.conversation(max_tokens=4)))
         length = tokens - MORE - 2 * OVERHEAD
-        await _all_answer(talks, [text_of(a.tokenizer, length, n) for n, a in enumerate(agents)])
+        first = [text_of(a.tokenizer, length - n % 16, n) for n, a in enumerate(agents)]
+        await _all_answer(talks, first)  # of all lengths: blocks end anywhere in the next turn
         before, _ = await place.quiet(WRITTEN)
         [run] = await place.counters(RUN)
         progress(f"one more turn of {MORE} tokens each")
@@ -232,18 +233,19 @@ def _block_bytes(snapshots: Path) -> int:
 
 
 class _Gaps:
-    """Runs batches; keeps the seconds between two of them if a snapshot copied meanwhile."""
+    """Runs batches; keeps the seconds between them, with a snapshot's copying and without."""
 
     def __init__(self, runner: BatchRunner) -> None:
         self._runner = runner
         self._ended = 0.0
         self.copying = False
-        self.seconds: list[float] = []
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        """Of gaps in which replies wait: with copying and without."""
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Run, and note when."""
-        if self.copying and any(chunk.sequence.decoding for chunk in batch.chunks):
-            self.seconds.append(time.perf_counter() - self._ended)
+        if any(chunk.sequence.decoding for chunk in batch.chunks):
+            self.seconds[self.copying].append(time.perf_counter() - self._ended)
         self.copying = False
         logits = self._runner.run(batch)
         self._ended = time.perf_counter()
@@ -269,7 +271,10 @@ def _watch(worker: Worker, gaps: _Gaps) -> None:
 
 
 async def _pause(model: str) -> float:
-    """Return the 99th percentile of seconds between two steps with replies, in a snapshot."""
+    """Return the 99th percentile of the seconds that a snapshot puts between two steps.
+
+    A gap between steps is there without a snapshot, too: the median of those is taken off.
+    """
     with tempfile.TemporaryDirectory(prefix="deltarelay-recover-") as folder:
         settings = DecoderSettings(
             model=model, snapshots=f"{folder}/snapshots", snapshot_every=EVERY, ahead_tokens=0
@@ -292,7 +297,8 @@ async def _pause(model: str) -> float:
                 await _until_written(decoder)
         finally:
             await decoder.close()
-    return statistics.quantiles(gaps.seconds, n=100, method="inclusive")[98]
+    usual = statistics.median(gaps.seconds[False])
+    return statistics.quantiles(gaps.seconds[True], n=100, method="inclusive")[98] - usual
 
 
 async def _talk_all_the_time(stack: AsyncExitStack, address: str) -> None:
