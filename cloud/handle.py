@@ -37,7 +37,7 @@ class SequenceHandle:
         self._tenant, self._account = tenant, account
         self._name = ""
         self._adapter: LoadedAdapter | None = None
-        self._known = ""
+        self.known = ""
         """Digest of the adapter that the device knows of."""
         self._settled = False
         """The open turn has begun: it ends with this adapter."""
@@ -63,7 +63,7 @@ class SequenceHandle:
             ModelError: no adapter of this name is loaded.
         """
         adapter = self._adapters.get(name) if name else None
-        self._name, self._known = name, "" if adapter is None else adapter.digest
+        self._name, self.known = name, "" if adapter is None else adapter.digest
         self._settled, self._lane = False, Lane.LIVE
         self._begin(adapter)
         self._adapters.watch(self._changed)
@@ -84,13 +84,13 @@ class SequenceHandle:
         adapter = self._adapters.find(self._name)
         if adapter is None:
             return False
-        if adapter.digest != self._known:
+        if adapter.digest != self.known:
             self._notice(
                 "adapter",
                 f"adapter {self._name!r} was swapped: {adapter.digest} replies from this turn on, "
-                f"{self._known} did before",
+                f"{self.known} did before",
             )
-            self._known = adapter.digest
+            self.known = adapter.digest
         if adapter is not self._adapter:
             self._begin(adapter)
             self._lane = Lane.BULK

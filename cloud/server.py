@@ -286,6 +286,7 @@ class Decoder:
                 self.check_ids(turn[1], reply=True)
         stream = resume_stream(saved.stream, self.check_ids)
         conversation = self._hold(saved.device, stream, None, turns)
+        conversation.handle.known = saved.adapter
         epoch = saved.epoch + EPOCH_JUMP
         self._epochs[saved.device] = max(self.epoch_of(saved.device), epoch)
         return conversation

@@ -103,7 +103,8 @@ class Worker:
         """Stop after the step under way."""
         self._stopping = True
         self._wake.set()
-        await asyncio.to_thread(self._thread.join)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         try:

@@ -33,6 +33,7 @@ def conversation(turns: int = 2, **changes: object) -> SavedConversation:
         "device": "car",
         "epoch": 4,
         "stream": stream,
+        "adapter": "cd" * 32,
         "turns": [((n, 5), (7,)) if n else None for n in range(turns)],
     }
     return SavedConversation(**(values | changes))  # type: ignore[arg-type]

@@ -18,9 +18,12 @@ from cloud.server import Decoder
 from cloud.snapshot.counts import SnapshotCounts
 from cloud.snapshot.reader import read_conversations
 from edge.talk import Talk
+from shared.errors import ModelError
 from shared.frames import Sampling
 from shared.transport import Transport
 from tests.brains import small_brain, small_settings
+from tests.small_adapters import adapter_folder
+from tests.test_cloud_adapters import notices
 from tests.test_cloud_server import World, answer, model_folder
 
 LONG = "Find a charger near the office that is open at night and has a place to sit and coffee "
@@ -391,6 +394,57 @@ def test_another_tenants_blocks_are_not_found(tmp_path: Path) -> None:
             assert await answer(talk, TEXTS[0])
 
     in_hall(tmp_path, scene)
+
+
+def test_an_adapter_finds_its_own_blocks_only_and_its_swap_is_told(tmp_path: Path) -> None:
+    one, two = (adapter_folder(tmp_path / f"adapter-{n}", n, scale=0.3) for n in range(2))
+
+    async def scene(hall: Hall) -> None:
+        async with (
+            hall.agent() as agent,
+            agent.conversation(max_tokens=12, adapter="a") as talk,
+        ):
+            await answer(talk, LONG)
+            await hall.written()
+            await hall.kill()
+            await hall.settled()
+            assert hall.adopted > 50
+            with notices(talk) as heard:
+                await answer(talk, TEXTS[0])
+                assert heard == []
+                await hall.written()
+                await hall.kill(adapters={"a": str(two)})
+                await hall.settled()
+                assert hall.adopted == 0
+                await answer(talk, TEXTS[1])
+                assert [topic for topic, _ in heard] == ["adapter"]
+
+    in_hall(tmp_path / "hall", scene, adapters={"a": str(one)})
+
+
+def test_a_conversation_whose_adapter_is_gone_is_given_up_and_the_others_are_not(
+    tmp_path: Path,
+) -> None:
+    one = adapter_folder(tmp_path / "adapter", 1)
+
+    async def scene(hall: Hall) -> None:
+        async with hall.agent() as agent:
+            async with (
+                agent.conversation(max_tokens=4, adapter="a") as lost,
+                agent.conversation(max_tokens=4) as plain,
+            ):
+                await answer(lost, LONG)
+                await answer(plain, LONG)
+                await hall.written()
+                await hall.kill(adapters={})
+                await hall.settled()
+                assert len(hall.decoder.conversations) == 1
+                assert hall.adopted > 30
+                assert await answer(plain, TEXTS[0])
+                with pytest.raises(ModelError, match="not loaded"):
+                    await answer(lost, TEXTS[0])
+
+    in_hall(tmp_path / "hall", scene, adapters={"a": str(one)})
 
 
 def test_a_snapshot_of_one_more_turn_writes_its_blocks_only(tmp_path: Path) -> None:

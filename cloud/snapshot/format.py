@@ -50,6 +50,8 @@ class SavedConversation(msgspec.Struct, frozen=True):
     epoch: Natural
     """Of the device's last connection."""
     stream: SavedStream
+    adapter: str
+    """Digest of the one that replied last, as the device was told; empty: none."""
     turns: list[SavedTurn | None]
     """Finished ones, with one whose complete reply the device has not confirmed; None: no part of
     the prompt any more."""

@@ -197,6 +197,7 @@ class Snapshots:
             device,
             self._house.epoch_of(device),
             save_stream(conversation.stream),
+            conversation.handle.known,
             [
                 None if turn is None else (tuple(turn.user), tuple(turn.reply))
                 for turn in conversation.turns

@@ -120,16 +120,17 @@ class SnapshotStore:
         """
         found: list[tuple[Kept, SavedConversation]] = []
         for folder in list(conversation_folders(self._root)):
-            for path in folder.glob("*" + NEW):
-                path.unlink()
             try:
+                for path in folder.glob("*" + NEW):
+                    path.unlink()
                 saved = read_log(folder)
                 if saved.tokenizer != tokenizer:
                     raise InputError(f"{folder / LOG}: its ids are of tokenizer {saved.tokenizer}")
+                found.append((self._look(folder), saved))
             except InputError as error:
                 self._reject(folder, error)
-                continue
-            found.append((self._look(folder), saved))
+            except OSError as error:
+                self._reject(folder, InputError(f"{folder}: {error.strerror}"))
         found.sort(key=lambda pair: -pair[0].written)
         self.sweep()
         return [pair for pair in found if pair[0].folder in self._kept]
