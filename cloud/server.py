@@ -20,6 +20,10 @@ from cloud.engine.engine import Engine
 from cloud.metrics import DecoderState, EngineState
 from cloud.sampling import check_sampling
 from cloud.settings import DecoderSettings
+from cloud.snapshot.counts import SnapshotCounts
+from cloud.snapshot.format import SavedConversation
+from cloud.snapshot.keeper import EPOCH_JUMP, Snapshots
+from cloud.template import ChatTurn
 from cloud.worker import Worker
 from shared.errors import (
     CapacityError,
@@ -33,6 +37,7 @@ from shared.session import (
     CloudStream,
 )
 from shared.session.cloud import CREDIT, greeting
+from shared.session.saved_stream import resume_stream
 from shared.transport import Listener, Transport
 from shared.transport.mqtt import MqttListener
 from shared.transport.mqtt_client import parse_broker
@@ -73,6 +78,9 @@ class Decoder:
         self._settings = settings
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.worker = Worker(brain.engine, on_failed=self._fail)
+        self.snapshots: Snapshots | None = None
+        if settings.snapshots:
+            self.snapshots = Snapshots(self, brain, self.worker, settings)
         self.voice = make_voice(brain, self.worker, settings)
         self.admission = Admission(settings.admission)
         self._control = frozenset(brain.tokenizer.header.control)
@@ -90,6 +98,9 @@ class Decoder:
         Raises:
             LinkError: an address cannot be used.
         """
+        if self.snapshots is not None:
+            self.snapshots.restore(self._resume, MAX_CONVERSATIONS)
+            self.snapshots.start()
         self.worker.start()
         for address in addresses:
             listener = self._listener(address)
@@ -130,6 +141,8 @@ class Decoder:
             await listener.close()
         for connection in list(self._connections.values()):
             connection.close()
+        if self.snapshots is not None:
+            await self.snapshots.close()
         await self.worker.close()
 
     def connect(self, transport: Transport) -> None:
@@ -149,7 +162,19 @@ class Decoder:
             self.voice.ahead_counts,
             len(self._connections),
             len(self._entries),
+            self.snapshots.counts if self.snapshots is not None else SnapshotCounts(),
         )
+
+    # --- what snapshots ask
+
+    @property
+    def conversations(self) -> list[tuple[str, str]]:
+        """Device and id of every conversation."""
+        return list(self._entries)
+
+    def epoch_of(self, device: str) -> int:
+        """Return the epoch a device was granted last; 0: none."""
+        return self._epochs.get(device, 0)
 
     # --- what connections ask
 
@@ -206,33 +231,15 @@ class Decoder:
         Raises:
             ContextLengthError, ModelError, InputError: it cannot be served as asked.
         """
-        body = stream.body
-        check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
-        if len(self._entries) >= MAX_CONVERSATIONS:
-            self._drop_coldest()
-        key = (device, body.conversation)
-
-        def put_on_wire() -> None:
-            entry = self._entries.get(key)
-            if entry is not None and entry.connection is not None:
-                entry.connection.pump()
-
-        def notice(topic: str, text: str) -> None:
-            entry = self._entries.get(key)
-            if entry is not None and entry.connection is not None:
-                entry.connection.session.notice(stream.number, topic, text)
-
-        allowance = Allowance(self.admission, device, self.voice.clock)
-        conversation = Conversation(
-            stream, self.voice, allowance, on_change=put_on_wire, notice=notice
-        )
-        self._entries[key] = _Entry(conversation, connection)
+        self._hold(device, stream, connection)
 
     def forget(self, device: str, name: str) -> None:
         """Drop a conversation and what the engine holds of it."""
         entry = self._entries.pop((device, name), None)
         if entry is not None:
             entry.conversation.close()
+            if self.snapshots is not None:
+                self.snapshots.forget(device, name)
 
     def leave(self, connection: Connection, device: str) -> None:
         """A connection is gone."""
@@ -269,6 +276,51 @@ class Decoder:
             raise RemoteProtocolError(f"control token ids {bad} in a user's turn are refused")
 
     # --- inside
+
+    def _hold(
+        self,
+        device: str,
+        stream: CloudStream,
+        connection: Connection | None,
+        turns: Sequence[ChatTurn | None] | None = None,
+    ) -> Conversation:
+        """Begin a conversation, or go on with one that had these turns."""
+        body = stream.body
+        check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
+        if len(self._entries) >= MAX_CONVERSATIONS:
+            self._drop_coldest()
+        key = (device, body.conversation)
+
+        def put_on_wire() -> None:
+            entry = self._entries.get(key)
+            if entry is not None and entry.connection is not None:
+                entry.connection.pump()
+
+        def notice(topic: str, text: str) -> None:
+            entry = self._entries.get(key)
+            if entry is not None and entry.connection is not None:
+                entry.connection.session.notice(stream.number, topic, text)
+
+        allowance = Allowance(self.admission, device, self.voice.clock)
+        conversation = Conversation(
+            stream, self.voice, allowance, on_change=put_on_wire, notice=notice, turns=turns
+        )
+        self._entries[key] = _Entry(conversation, connection)
+        return conversation
+
+    def _resume(self, saved: SavedConversation) -> Conversation:
+        """Go on with a conversation of an earlier process, without its device."""
+        turns = [None if turn is None else ChatTurn(*turn) for turn in saved.turns]
+        for turn in saved.turns:
+            if turn is not None:
+                self.check_ids(turn[0])
+                self.check_ids(turn[1], reply=True)
+        stream = resume_stream(saved.stream, self.check_ids)
+        conversation = self._hold(saved.device, stream, None, turns)
+        conversation.handle.known = saved.adapter
+        epoch = saved.epoch + EPOCH_JUMP
+        self._epochs[saved.device] = max(self.epoch_of(saved.device), epoch)
+        return conversation
 
     def _admit(self, hello: HelloBody) -> None:
         tokenizer = self.brain.tokenizer
