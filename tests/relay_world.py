@@ -26,6 +26,7 @@ from shared.session import (
     Opened,
     Outgoing,
     Reopened,
+    Replied,
     Revised,
 )
 from shared.session.cloud import greeting
@@ -215,6 +216,8 @@ class World:
         """As over MQTT: what was under way on the last connection may come on the next one."""
         self._credit = credit
         self._token = 1000
+        self.given: dict[tuple[int, int, int, int], int] = {}
+        """Reply ids given to the edge's owner, by (stream, turn, attempt, index)."""
 
     def next_token(self) -> int:
         """Return a token that was never drawn."""
@@ -298,10 +301,20 @@ class World:
         for event in events:
             if isinstance(event, Finished):
                 self.finished.append((event.stream, event.turn))
+            elif isinstance(event, Replied):
+                self._note_given(event)
             elif isinstance(event, Disconnected):
                 self.ends.append(event.error)
                 assert event.retry, event.error
                 self.disconnect()
+
+    def _note_given(self, event: Replied) -> None:
+        """Check that no index of a reply is given twice with different ids."""
+        (stream,) = (s for s in self.streams if s.number == event.stream)
+        first = len(stream.reply.ids) - len(event.ids)
+        for index, token in enumerate(event.ids, first):
+            key = (stream.number, stream.turn, stream.attempt, index)
+            assert self.given.setdefault(key, token) == token, f"{key} is given twice"
 
     # --- conversations
 

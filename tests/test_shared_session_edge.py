@@ -69,11 +69,11 @@ def welcome(session: EdgeSession, now: float = T, **changes: Any) -> list[Event]
     return hear(session, frames.Welcome(0, answer.epoch, answer), now)
 
 
-def begin(**changes: Any) -> tuple[EdgeSession, EdgeStream]:
+def begin(*, max_tokens: int = 256, **changes: Any) -> tuple[EdgeSession, EdgeStream]:
     """Return a connected session with one stream whose OPEN is on the wire and confirmed."""
     session = EdgeSession(HelloBody("car", "b0"))
     welcome(session, **changes)
-    stream = session.open(OpenBody("c"))
+    stream = session.open(OpenBody("c", max_tokens=max_tokens))
     hear(session, frames.Ack(1, 1, seq=1, credit=changes.get("credit", 64), load=0))
     assert [type(frame) for frame in sent(session)] == [frames.Open]
     return session, stream
@@ -372,7 +372,7 @@ def test_a_turn_that_outgrows_the_context_is_refused_before_anything_changes() -
 
 
 def test_a_turn_never_outgrows_the_frame_that_would_restore_it() -> None:
-    session, stream = begin(context=1 << 20, vocabulary=1 << 21)
+    session, stream = begin(max_tokens=MAX_TURN, context=1 << 20, vocabulary=1 << 21)
     assert stream.context == MAX_TURN
     top = (1 << 21) - 1
     stream.revise(0, [top] * MAX_TURN, [])
@@ -646,3 +646,14 @@ def test_an_end_that_the_decoder_has_with_fewer_words_is_taken_back_and_told_aga
     assert reopen == frames.Reopen(1, 2, 10, turn=0, attempt=0)
     assert isinstance(end, frames.EndTurn)
     assert (end.ids, end.length) == ((2,), 2)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (4, 1), (2, 2, 3)])
+def test_a_reply_longer_than_was_asked_for_ends_the_connection(sizes: tuple[int, ...]) -> None:
+    session, stream = begin(max_tokens=4)
+    stream.end()
+    with pytest.raises(RemoteProtocolError, match=r"has \d ids; 4 were asked for"):
+        for size in sizes:
+            at = len(stream.reply.ids)
+            hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=at, ids=(7,) * size))
+    assert len(stream.reply.ids) <= 4

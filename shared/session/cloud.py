@@ -23,6 +23,8 @@ CREDIT = 64
 """Reliable frames an edge may have on the wire beyond the last acknowledgement."""
 MAX_STREAMS = 256
 """Open conversations of one device."""
+MAX_TEXT = 4096
+"""Characters of a message: one that repeats what a device sent cannot outgrow a frame."""
 MAX_BLOB_DATA = 64 * 1024
 """Bytes of a blob in one frame."""
 
@@ -63,14 +65,14 @@ class CloudSession:
 
     def refuse(self, error: DeltarelayError, epoch: int = 0) -> None:
         """Tell the device why its connection ends (`epoch` 0: whatever its epoch is)."""
-        self._send(frames.Error(frames.CONNECTION, epoch, error.code, str(error)))
+        self._send(frames.Error(frames.CONNECTION, epoch, error.code, str(error)[:MAX_TEXT]))
 
     def refuse_stream(self, number: int, error: DeltarelayError) -> None:
         """Tell the device that this conversation cannot go on; the others do."""
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.detach(self._epoch)
-        self._send(frames.Error(number, self._epoch, error.code, str(error)))
+        self._send(frames.Error(number, self._epoch, error.code, str(error)[:MAX_TEXT]))
 
     def supersede(self, epoch: int) -> None:
         """The device is connected elsewhere, under `epoch`: tell this agent, and let go."""
@@ -80,7 +82,7 @@ class CloudSession:
     def notice(self, number: int, topic: str, text: str) -> None:
         """Tell the device something (stream 0: about the connection)."""
         if self._live:
-            self._send(frames.Notice(number, self._epoch, topic, text))
+            self._send(frames.Notice(number, self._epoch, topic, text[:MAX_TEXT]))
 
     def blob(self, digest: str, offset: int, content: bytes) -> None:
         """Answer a FETCH with the next piece of `content`."""
@@ -127,6 +129,7 @@ class CloudSession:
             last, hello = self._hello, frame.body
             if last is not None and hello.boot == last.boot and hello.clock_us <= last.clock_us:
                 return []  # a second copy
+            _check_conversations(hello)
             self._hello = hello
             return [Greeted(hello)]
         if not self._live:
@@ -152,6 +155,8 @@ class CloudSession:
     def _on_frame(self, frame: frames.Frame, now: float) -> list[Event]:
         if isinstance(frame, frames.Fetch):
             return [FetchAsked(frame.digest, frame.offset)]
+        if isinstance(frame, frames.Open):
+            self._check_open(frame)
         stream = self.streams.get(frame.stream) or self._new_stream(frame)
         if stream is None:
             return []  # of a conversation that was closed or refused
@@ -174,11 +179,23 @@ class CloudSession:
             stream.detach(self._epoch)
         return events
 
+    def _check_open(self, frame: frames.Open) -> None:
+        """Check that a stream is one conversation, and a conversation one stream."""
+        if frame.stream == frames.CONNECTION:
+            raise RemoteProtocolError("OPEN of stream 0: that is the connection itself")
+        if frame.stream not in self.streams and frame.stream <= self._newest:
+            return  # a copy, of a conversation that was closed
+        name = frame.body.conversation
+        for number, stream in self.streams.items():
+            if (number == frame.stream) != (stream.body.conversation == name):
+                raise RemoteProtocolError(
+                    f"OPEN of stream {frame.stream} names conversation {name!r}; stream {number} "
+                    f"is {stream.body.conversation!r}: a conversation has one stream"
+                )
+
     def _new_stream(self, frame: frames.Frame) -> CloudStream | None:
         if not isinstance(frame, frames.Open):
             return None
-        if frame.stream == frames.CONNECTION:
-            raise RemoteProtocolError("OPEN of stream 0: that is the connection itself")
         if frame.stream <= self._newest:
             return None
         self._newest = frame.stream
@@ -201,6 +218,15 @@ class CloudSession:
     def _acknowledge(self, stream: CloudStream) -> None:
         stream.acked = stream.seq
         self._send(frames.Ack(stream.number, self._epoch, stream.seq, self.credit, int(self.load)))
+
+
+def _check_conversations(hello: HelloBody) -> None:
+    names = hello.conversations
+    if frames.CONNECTION in names or len(set(names.values())) < len(names):
+        raise RemoteProtocolError(
+            f"HELLO names {len(names)} conversations, one of them twice or as stream 0: "
+            "a conversation has one stream, numbered from 1"
+        )
 
 
 def greeting(hello: HelloBody, body: WelcomeBody, known_epoch: int) -> WelcomeBody:

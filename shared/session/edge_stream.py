@@ -110,7 +110,11 @@ class EdgeStream(ConversationLog):
             self._catch_up(frame.held)
 
     def take_tokens(self, frame: frames.Tokens) -> tuple[int, ...]:
-        """Return the reply ids of `frame` that are new here; a gap is asked for once."""
+        """Return the reply ids of `frame` that are new here; a gap is asked for once.
+
+        Raises:
+            RemoteProtocolError: the reply is longer than was asked for.
+        """
         if not self._expects(frame.turn, frame.attempt):
             return ()
         have = len(self.reply.ids)
@@ -118,6 +122,11 @@ class EdgeStream(ConversationLog):
             self._ask_again()
             return ()
         fresh = frame.ids[have - frame.index :]
+        if have + len(fresh) > self.body.max_tokens:
+            raise RemoteProtocolError(
+                f"the reply of turn {frame.turn} has {have + len(fresh)} ids; "
+                f"{self.body.max_tokens} were asked for"
+            )
         self.reply.ids.extend(fresh)
         return fresh
 
