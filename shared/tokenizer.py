@@ -185,6 +185,7 @@ class SpmTokenizer(Tokenizer):
         self._library = SentencePieceProcessor(model_proto=payload)
         _check_ids(header, self._library.vocab_size())
         self._pieces = [self._read_piece(token) for token in range(header.vocabulary)]
+        self._controls = {self._library.id_to_piece(token): token for token in header.control}
 
     def split(self, text: str, *, first: bool) -> list[Segment]:
         """One segment per run of non-spaces with the spaces before it."""
@@ -219,7 +220,7 @@ class SpmTokenizer(Tokenizer):
 
     def controls(self) -> dict[str, int]:
         """Return the control tokens by their text."""
-        return {self._library.id_to_piece(token): token for token in self.header.control}
+        return self._controls
 
     def _read_piece(self, token: int) -> bytes:
         if self._library.is_control(token):

@@ -254,6 +254,19 @@ def test_a_bpe_in_any_form_but_ours_is_refused(case: str) -> None:
         load_tokenizer(line + b"\n" + _dumped(FOREIGN[case](document)))
 
 
+def test_a_sentencepiece_whose_pieces_are_no_text_is_refused_when_it_is_loaded() -> None:
+    whole = small_blob("small-spm")
+    for piece in (b"</s>", b"<unk>", "ü".encode()):
+        damaged = whole.replace(piece, b"\x97" * len(piece), 1)
+        assert damaged != whole
+        try:
+            target = load_tokenizer(damaged)
+        except ModelError:
+            continue
+        target.controls()
+        b"".join(map(target.piece, range(target.header.vocabulary)))
+
+
 @pytest.mark.parametrize("blob", [b"", b"\n", b"{}", b"{}\n", b"[1]\n", b"\xff" * 9, b"null\n{}"])
 def test_what_is_no_blob_is_refused(blob: bytes) -> None:
     with pytest.raises(ModelError, match=f"blob of {len(blob)} bytes is damaged"):
