@@ -56,6 +56,8 @@ class Agent:
         self._link: Link | None = None
         self._talks: dict[int, Talk] = {}
         self._tokenizer: Tokenizer | None = None
+        self._wanted = ""
+        """Digest of the blob that is being fetched."""
         self._blob: bytearray = bytearray()
         self._blob_size = -1
         self._blob_changed = asyncio.Event()
@@ -203,7 +205,7 @@ class Agent:
     async def _fetch(self, digest: str) -> bytes:
         """Fetch the tokenizer's blob from the decoder, verify and cache it."""
         self._blob.clear()
-        self._blob_size = -1
+        self._blob_size, self._wanted = -1, digest
         try:
             async with asyncio.timeout(FETCH_TIMEOUT):
                 while len(self._blob) != self._blob_size:
@@ -213,6 +215,8 @@ class Agent:
                     await self._blob_changed.wait()
         except TimeoutError:
             raise LinkError(f"tokenizer {digest} did not arrive in {FETCH_TIMEOUT:g} s") from None
+        finally:
+            self._wanted = ""
         blob = bytes(self._blob)
         self._blob.clear()
         found = hashlib.sha256(blob).hexdigest()
@@ -224,12 +228,17 @@ class Agent:
         return blob
 
     def _take_blob(self, event: BlobArrived) -> None:
-        if event.size > MAX_BLOB:
-            raise RemoteProtocolError(f"a blob of {event.size} bytes: at most {MAX_BLOB} are taken")
-        if event.offset == len(self._blob) and event.data:
-            self._blob += event.data
-            self._blob_size = event.size
-            self._blob_changed.set()
+        if event.digest != self._wanted or event.offset != len(self._blob) or not event.data:
+            return  # not asked for, or a second copy
+        end = event.offset + len(event.data)
+        if not end <= event.size <= MAX_BLOB or self._blob_size not in (-1, event.size):
+            raise RemoteProtocolError(
+                f"bytes {event.offset} to {end} of a blob of {event.size} bytes "
+                f"(it had {self._blob_size} before): at most {MAX_BLOB} are taken"
+            )
+        self._blob += event.data
+        self._blob_size = event.size
+        self._blob_changed.set()
 
 
 def _tell(talk: Talk, event: Replied | Finished | Noticed | Refused) -> None:
