@@ -90,7 +90,9 @@ class Segment:
             undo.callback(up.release)
             undo.callback(down.release)
             self.producer = Producer(down if server else up)
+            undo.callback(self.producer.release)
             self.consumer = Consumer(up if server else down)
+            undo.callback(self.consumer.release)
             self._undo = undo.pop_all()
 
     def close(self) -> None:
