@@ -61,7 +61,9 @@ class Victim:
                 self._edge.connect(self._now)
             self._check_owed()
         self._edge.disconnect()
-        self._world.streams = list(self._alive().values())
+        alive = self._alive()
+        self._world.streams = list(alive.values())
+        self._world.finished = [done for done in self._world.finished if done[0] in alive]
         self._world.now = self._now + 10
         heal(self._world, 0)
 
