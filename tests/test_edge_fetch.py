@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from edge.agent import Agent
+from edge.fetch import TokenizerFetch
 from shared.errors import RemoteProtocolError
 from shared.frames import HelloBody
 from shared.session import BlobArrived, EdgeSession
@@ -33,19 +33,19 @@ def piece(start: int, end: int, *, size: int = len(BLOB), digest: str = DIGEST) 
 
 
 def fetching(
-    test: Callable[[Agent, Asked, "asyncio.Task[bytes]"], Awaitable[None]],
+    test: Callable[[TokenizerFetch, Asked, "asyncio.Task[bytes]"], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Run `test` while an agent fetches `BLOB`."""
-    monkeypatch.setattr("edge.agent.store_blob", lambda *_: True)
+    """Run `test` while `BLOB` is fetched."""
+    monkeypatch.setattr("edge.fetch.store_blob", lambda *_: True)
 
     async def main() -> None:
         session = Asked()
-        agent = Agent(session)
-        task = asyncio.create_task(agent._fetch(DIGEST))
+        fetch = TokenizerFetch(session, lambda: None)
+        task = asyncio.create_task(fetch._fetch(DIGEST))
         await asyncio.sleep(0)
         try:
-            await test(agent, session, task)
+            await test(fetch, session, task)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -56,9 +56,9 @@ def fetching(
 def test_pieces_in_order_make_the_blob_and_copies_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(agent: Agent, session: Asked, task: "asyncio.Task[bytes]") -> None:
+    async def test(fetch: TokenizerFetch, session: Asked, task: "asyncio.Task[bytes]") -> None:
         for start, end in ((0, 100), (0, 100), (200, 250), (100, 200), (200, 250)):
-            agent.on_events([piece(start, end)])
+            fetch.take(piece(start, end))
             await asyncio.sleep(0)
         assert await task == BLOB
         assert session.offsets == [0, 100, 200]
@@ -78,22 +78,24 @@ def test_pieces_in_order_make_the_blob_and_copies_change_nothing(
 def test_a_blob_that_grows_beyond_its_size_or_the_bound_ends_the_connection(
     pieces: list[BlobArrived], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(agent: Agent, session: Asked, task: "asyncio.Task[bytes]") -> None:
-        agent.on_events(pieces[:-1])
+    async def test(fetch: TokenizerFetch, session: Asked, task: "asyncio.Task[bytes]") -> None:
+        for early in pieces[:-1]:
+            fetch.take(early)
         with pytest.raises(RemoteProtocolError, match="of a blob of"):
-            agent.on_events(pieces[-1:])
-        assert len(agent._blob) <= 100
+            fetch.take(pieces[-1])
+        assert len(fetch._blob) <= 100
 
     fetching(test, monkeypatch)
 
 
 def test_what_was_not_asked_for_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(agent: Agent, session: Asked, task: "asyncio.Task[bytes]") -> None:
-        agent.on_events([piece(0, 250, digest=SHA)])
-        assert not agent._blob
-        agent.on_events([piece(0, 250)])
+    async def test(fetch: TokenizerFetch, session: Asked, task: "asyncio.Task[bytes]") -> None:
+        fetch.take(piece(0, 250, digest=SHA))
+        assert not fetch._blob
+        fetch.take(piece(0, 250))
         await task
-        agent.on_events([piece(0, 250), piece(250, 250), piece(0, 250)])
-        assert not agent._blob
+        for late in (piece(0, 250), piece(250, 250), piece(0, 250)):
+            fetch.take(late)
+        assert not fetch._blob
 
     fetching(test, monkeypatch)
