@@ -23,6 +23,8 @@ CREDIT = 64
 """Reliable frames an edge may have on the wire beyond the last acknowledgement."""
 MAX_STREAMS = 256
 """Open conversations of one device."""
+MAX_OVER = 1024
+"""Closed streams of a connection that are remembered: no copy of a frame is under way for longer."""
 MAX_TEXT = 4096
 """Characters of a message: one that repeats what a device sent cannot outgrow a frame."""
 MAX_BLOB_DATA = 64 * 1024
@@ -43,8 +45,9 @@ class CloudSession:
         self._ack_at: float | None = None
         self._hello: HelloBody | None = None
         """The HELLO that WELCOME answers."""
-        self._newest = 0
-        """Highest stream opened on this connection; numbers only grow: a lower one is a copy."""
+        self._over: dict[int, None] = {}
+        """Streams that were closed or refused on this connection, the last `MAX_OVER` of them:
+        another OPEN of one is a copy."""
         self.streams: dict[int, CloudStream] = {}
         self.load = Load.GREEN
 
@@ -53,7 +56,8 @@ class CloudSession:
     def welcome(self, body: WelcomeBody, streams: Mapping[int, CloudStream]) -> None:
         """Accept the device under `body.epoch`, with the conversations held, by stream number."""
         self.detach()  # of an earlier greeting on the same connection
-        self._epoch, self._live, self._newest = body.epoch, True, 0
+        self._epoch, self._live = body.epoch, True
+        self._over.clear()
         self._minor = min(body.minor, frames.MINOR)
         self.streams = dict(streams)
         for number, stream in self.streams.items():
@@ -69,6 +73,7 @@ class CloudSession:
 
     def refuse_stream(self, number: int, error: DeltarelayError) -> None:
         """Tell the device that this conversation cannot go on; the others do."""
+        self._note_over(number)
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.detach(self._epoch)
@@ -176,6 +181,7 @@ class CloudSession:
         if any(isinstance(event, Closed) for event in events):
             self._acknowledge(stream)
             del self.streams[frame.stream]
+            self._note_over(frame.stream)
             stream.detach(self._epoch)
         return events
 
@@ -183,8 +189,8 @@ class CloudSession:
         """Check that a stream is one conversation, and a conversation one stream."""
         if frame.stream == frames.CONNECTION:
             raise RemoteProtocolError("OPEN of stream 0: that is the connection itself")
-        if frame.stream not in self.streams and frame.stream <= self._newest:
-            return  # a copy, of a conversation that was closed
+        if frame.stream in self._over:
+            return  # a copy
         name = frame.body.conversation
         for number, stream in self.streams.items():
             if (number == frame.stream) != (stream.body.conversation == name):
@@ -196,9 +202,8 @@ class CloudSession:
     def _new_stream(self, frame: frames.Frame) -> CloudStream | None:
         if not isinstance(frame, frames.Open):
             return None
-        if frame.stream <= self._newest:
+        if frame.stream in self._over:
             return None
-        self._newest = frame.stream
         if len(self.streams) >= MAX_STREAMS:
             error = f"a device has at most {MAX_STREAMS} open conversations: close one first"
             self.refuse_stream(frame.stream, CapacityError(error))
@@ -208,6 +213,11 @@ class CloudSession:
         stream.attach(frame.stream, self._epoch, self._send)
         self.streams[frame.stream] = stream
         return stream
+
+    def _note_over(self, number: int) -> None:
+        self._over[number] = None
+        if len(self._over) > MAX_OVER:
+            del self._over[next(iter(self._over))]
 
     def _owe_acknowledgement(self, stream: CloudStream, now: float) -> None:
         if stream.seq - stream.acked >= ACK_EVERY:
