@@ -18,7 +18,7 @@ from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
 from cloud.engine.engine import Engine
 from cloud.metrics import DecoderState, EngineState
-from cloud.sampling import check_sampling
+from cloud.sampling import check_sampling, check_stops
 from cloud.settings import DecoderSettings
 from cloud.snapshot.counts import SnapshotCounts
 from cloud.snapshot.format import SavedConversation
@@ -36,7 +36,7 @@ from shared.frames import DRAINING, HelloBody, Load, WelcomeBody
 from shared.session import (
     CloudStream,
 )
-from shared.session.cloud import CREDIT, greeting
+from shared.session.cloud import CREDIT, MAX_STREAMS, greeting
 from shared.session.saved_stream import resume_stream
 from shared.transport import Listener, Transport
 from shared.transport.mqtt import MqttListener
@@ -287,8 +287,8 @@ class Decoder:
         """Begin a conversation, or go on with one that had these turns."""
         body = stream.body
         check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
-        if len(self._entries) >= MAX_CONVERSATIONS:
-            self._drop_coldest()
+        check_stops(body.stop)
+        self._make_room(device)
         key = (device, body.conversation)
 
         def put_on_wire() -> None:
@@ -359,10 +359,20 @@ class Decoder:
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
 
-    def _drop_coldest(self) -> None:
-        away = [k for k, entry in self._entries.items() if entry.connection is None]
-        keys = away or list(self._entries)
-        coldest = min(keys, key=lambda k: self._entries[k].conversation.touched)
+    def _make_room(self, device: str) -> None:
+        """Drop the coldest conversation: the device's own, if it has as many as any may have."""
+        own = [key for key in self._entries if key[0] == device]
+        full = len(self._entries) >= MAX_CONVERSATIONS
+        keys = own if len(own) >= MAX_STREAMS else list(self._entries) if full else []
+        away = [key for key in keys if self._entries[key].connection is None]
+        if not keys:
+            return
+        coldest = min(away or keys, key=lambda k: self._entries[k].conversation.touched)
+        entry = self._entries[coldest]
+        if entry.connection is not None:
+            error = CapacityError(f"{len(keys)} conversations are held: this one had to go")
+            entry.connection.session.refuse_stream(entry.conversation.stream.number, error)
+            entry.connection.pump()
         self.forget(*coldest)
 
     def _fail(self, error: BaseException) -> None:

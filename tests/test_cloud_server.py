@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -468,5 +468,43 @@ def test_sampling_that_means_nothing_is_refused_when_a_conversation_opens(
                     await answer(talk, "Find a charger")
             async with agent.conversation() as talk:
                 assert await answer(talk, "Find a charger")
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("stops", [["x"] * 17, ["x" * 257]])
+def test_more_or_longer_stop_strings_than_are_compared_are_refused(stops: list[str]) -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent:
+            async with agent.conversation(stop=stops) as talk:
+                with pytest.raises(DeltarelayError, match="at most 16 of 256 are taken"):
+                    await answer(talk, "Find a charger")
+            async with agent.conversation(stop=["x" * 256] * 16, max_tokens=3) as talk:
+                assert len(await answer(talk, "Find a charger")) == 3
+
+    in_world(test)
+
+
+def test_a_device_with_too_many_conversations_loses_its_own_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloud.server.MAX_STREAMS", 3)
+
+    async def test(world: World) -> None:
+        async with world.agent("quiet") as quiet, quiet.conversation(max_tokens=3) as kept:
+            await answer(kept, "Find a charger")
+            async with world.agent("greedy") as greedy, AsyncExitStack() as stack:
+                talks = [
+                    await stack.enter_async_context(greedy.conversation(max_tokens=3))
+                    for _ in range(5)
+                ]
+                for talk in talks[3:]:
+                    await answer(talk, "Find a charger")
+                names = [talk.stream.body.conversation for talk in talks]
+                held = [world.decoder.conversation("greedy", n) is not None for n in names]
+                assert held == [False, False, True, True, True]
+                with pytest.raises(DeltarelayError, match="3 conversations are held"):
+                    await answer(talks[0], "Find a charger")
+                assert await answer(kept, "And then home")
 
     in_world(test)

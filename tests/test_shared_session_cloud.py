@@ -28,8 +28,16 @@ from shared.session import (
     Reopened,
     Revised,
 )
-from shared.session.cloud import ACK_EVERY, ACK_WITHIN, MAX_BLOB_DATA, MAX_STREAMS, greeting
+from shared.session.cloud import (
+    ACK_EVERY,
+    ACK_WITHIN,
+    MAX_BLOB_DATA,
+    MAX_STREAMS,
+    MAX_TEXT,
+    greeting,
+)
 from shared.session.cloud_stream import MAX_RESYNCS, RESYNC_JUMP
+from shared.session.conversation_log import MAX_TURN
 from shared.tokenlog import crc_of, history_crc
 from tests.relay_world import VOCABULARY, check_ids
 
@@ -497,8 +505,8 @@ def test_stream_zero_is_the_connection_and_no_conversation() -> None:
 def test_one_conversation_too_many_is_refused_and_the_others_go_on() -> None:
     session, _ = begin()
     for number in range(2, MAX_STREAMS + 1):
-        hear(session, frames.Open(number, 4, 1, BODY))
-    assert hear(session, frames.Open(MAX_STREAMS + 1, 4, 1, BODY)) == []
+        hear(session, frames.Open(number, 4, 1, OpenBody(f"c{number}")))
+    assert hear(session, frames.Open(MAX_STREAMS + 1, 4, 1, OpenBody("more"))) == []
     error = sent(session)[-1]
     assert isinstance(error, frames.Error)
     assert (error.stream, error.code) == (MAX_STREAMS + 1, CapacityError.code)
@@ -508,7 +516,7 @@ def test_one_conversation_too_many_is_refused_and_the_others_go_on() -> None:
 
 def test_a_refused_conversation_is_over_and_the_others_go_on() -> None:
     session, stream = begin()
-    hear(session, frames.Open(2, 4, 1, BODY))
+    hear(session, frames.Open(2, 4, 1, OpenBody("other")))
     session.refuse_stream(1, ContextLengthError("too long"))
     assert sent(session) == [frames.Error(1, 4, code=ContextLengthError.code, text="too long")]
     assert (list(session.streams), hear(session, commit(2, 0, [1]))) == ([2], [])
@@ -553,3 +561,61 @@ def test_a_notice_names_its_stream() -> None:
 def test_a_kind_that_may_be_skipped_is_skipped() -> None:
     session, _ = begin()
     assert session.receive(b"\x10\x60\x01\x04later", T) == []
+
+
+# --- what a stranger may not make us hold
+
+
+def test_a_turn_is_no_longer_than_a_frame_could_restore_however_it_grows() -> None:
+    full = [7] * MAX_TURN
+    end_ids = (7,) * (MAX_TURN + 1)
+    for arriving in (
+        commit(3, MAX_TURN, [8], before=full),
+        frames.Tail(1, 4, turn=0, after=2, tick=1, ids=(8,)),
+        frames.EndTurn(1, 4, 3, turn=0, attempt=0, ids=(8,), length=MAX_TURN + 1, crc=0),
+        frames.History(1, 4, 3, turn=0, attempt=0, user_ids=end_ids, reply_ids=(), done=True),
+    ):
+        session, stream = begin()
+        assert hear(session, commit(2, 0, full)) == [Revised(1)]
+        with pytest.raises(
+            RemoteProtocolError, match=f"has {MAX_TURN + 1} ids; at most {MAX_TURN}"
+        ):
+            hear(session, arriving)
+        assert len(stream.log.ids) == MAX_TURN
+
+
+def test_a_conversation_has_one_stream_and_a_stream_one_conversation() -> None:
+    for number, name in ((1, "other"), (2, "c")):
+        session, stream = begin()
+        with pytest.raises(RemoteProtocolError, match="a conversation has one stream"):
+            hear(session, frames.Open(number, 4, 2, OpenBody(name)))
+        assert (stream.body, list(session.streams)) == (BODY, [1])
+
+
+def test_a_copy_of_the_first_frame_of_a_closed_conversation_is_still_ignored() -> None:
+    session, _ = begin()
+    hear(session, frames.Bye(1, 4, 2), frames.Open(2, 4, 1, BODY))
+    assert hear(session, frames.Open(1, 4, 1, BODY)) == []
+    assert list(session.streams) == [2]
+
+
+@pytest.mark.parametrize("conversations", [{1: "c", 2: "c"}, {0: "c"}])
+def test_a_greeting_that_names_a_conversation_twice_or_as_the_connection_is_refused(
+    conversations: dict[int, str],
+) -> None:
+    session = CloudSession(check_ids)
+    hello = HelloBody("car", "b0", conversations=conversations)
+    with pytest.raises(RemoteProtocolError, match="a conversation has one stream"):
+        hear(session, frames.Hello(0, 0, hello))
+
+
+def test_a_message_that_repeats_what_a_device_sent_fits_a_frame() -> None:
+    session, _ = begin()
+    long = "é" * frames.MAX_FRAME
+    session.refuse(ContextLengthError(long))
+    session.refuse_stream(1, ContextLengthError(long))
+    session.notice(0, "no-blob", long)
+    texts = [
+        frame.text for frame in sent(session) if isinstance(frame, frames.Error | frames.Notice)
+    ]
+    assert texts == ["é" * MAX_TEXT] * 3

@@ -11,6 +11,7 @@ from typing import Protocol
 from shared import frames
 from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.frames import Held, OpenBody, Reason
+from shared.session.conversation_log import MAX_TURN
 from shared.session.events import (
     Cancelled,
     Closed,
@@ -130,7 +131,7 @@ class CloudStream:
         here = self._open_turn(frame.turn) and frame.after == self.seq
         if not here or frame.tick <= self._tick:
             return []
-        self._check_ids(frame.ids)
+        self._check_turn(frame.ids, len(self.log))
         self._tick = frame.tick
         if frame.ids == self.log.tail:
             return []
@@ -196,15 +197,24 @@ class CloudStream:
     def _open_turn(self, turn: int) -> bool:
         return turn == self.turn and not self.ended
 
+    def _check_turn(self, ids: Sequence[int], before: int) -> None:
+        """Check ids of the open turn that stand behind `before` others."""
+        self._check_ids(ids)
+        if before + len(ids) > MAX_TURN:
+            raise RemoteProtocolError(
+                f"turn {self.turn} of stream {self.number} has {before + len(ids)} ids; at most "
+                f"{MAX_TURN} are allowed: end it and go on in the next one"
+            )
+
     def _commit(self, frame: frames.Commit) -> list[Event] | None:
-        self._check_ids(frame.ids)
+        self._check_turn(frame.ids, frame.base)
         fits = self._open_turn(frame.turn) and frame.base == len(self.log)
         if not fits or not self._extend(frame.ids, frame.crc):
             return None
         return [Revised(self.number)]
 
     def _end(self, frame: frames.EndTurn) -> list[Event] | None:
-        self._check_ids(frame.ids)
+        self._check_turn(frame.ids, frame.length - len(frame.ids))
         fits = self._open_turn(frame.turn) and frame.length == len(self.log) + len(frame.ids)
         if not fits or not self._extend(frame.ids, frame.crc):
             return None
@@ -236,7 +246,7 @@ class CloudStream:
         return [*events, Cancelled(self.number, frame.turn, frame.heard, user_ids)]
 
     def _history(self, frame: frames.History) -> list[Event] | None:
-        self._check_ids(frame.user_ids)
+        self._check_turn(frame.user_ids, 0)
         self._check_ids(frame.reply_ids, reply=True)
         if frame.turn != self.turn:
             return None

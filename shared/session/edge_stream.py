@@ -93,6 +93,13 @@ class EdgeStream(ConversationLog):
         return self._seq - self._acked if self._attached else 0
 
     @property
+    def awaited(self) -> tuple[int, int, int] | None:
+        """Turn, attempt and length so far of the reply that the decoder is known to owe, if any."""
+        if not self._live or not self.ended or self.closed or self.unacknowledged:
+            return None
+        return self.turn, self.attempt, len(self.reply.ids)
+
+    @property
     def _live(self) -> bool:
         """Changes are told. Otherwise they touch the log only; the difference is told later."""
         return self._attached and self._unconfirmed is None
@@ -154,8 +161,17 @@ class EdgeStream(ConversationLog):
         if frame.held.seq >= self._seq:
             self._learn(frame.held)
 
+    def ask_again(self) -> None:
+        """Ask for what there is of the reply beyond what has arrived."""
+        self.reply.asked_again_at = -1
+        self._ask_again()
+
     def take_tokens(self, frame: frames.Tokens) -> tuple[int, ...]:
-        """Return the reply ids of `frame` that are new here; a gap is asked for once."""
+        """Return the reply ids of `frame` that are new here; a gap is asked for once.
+
+        Raises:
+            RemoteProtocolError: the reply is longer than was asked for.
+        """
         if not self._expects(frame.turn, frame.attempt):
             return ()
         have = len(self.reply.ids)
@@ -163,6 +179,11 @@ class EdgeStream(ConversationLog):
             self._ask_again()
             return ()
         fresh = frame.ids[have - frame.index :]
+        if have + len(fresh) > self.body.max_tokens:
+            raise RemoteProtocolError(
+                f"the reply of turn {frame.turn} has {have + len(fresh)} ids; "
+                f"{self.body.max_tokens} were asked for"
+            )
         self.reply.ids.extend(fresh)
         return fresh
 

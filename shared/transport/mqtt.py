@@ -196,7 +196,7 @@ class _DeviceLink:
 def _role(payload: bytes) -> str:
     try:
         return msgspec.json.decode(payload, type=State).role if payload else ""
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 

@@ -14,7 +14,7 @@ from shared.transport import Listener, Transport
 from shared.transport.loopback import loopback_pair
 from shared.transport.mqtt import MqttListener, connect_mqtt
 from shared.transport.mqtt_address import Broker
-from shared.transport.segment import Descriptors, Segment, create_descriptors
+from shared.transport.segment import Segment, create_memory
 from shared.transport.shm import ShmListener, ShmTransport, connect_shm
 
 HELLO = b"\x10hello"
@@ -119,9 +119,8 @@ async def listening(listener: Listener) -> AsyncGenerator[Waiting, None]:
 
 def sealed_pair() -> tuple[ShmTransport, ShmTransport]:
     """Make the two ends of a sealed memfd by hand, as for a peer of another user."""
-    server = create_descriptors(sealed=True)
-    fds = (server.memory, server.client_wake, server.server_wake)
-    client = Descriptors(*(os.dup(fd) for fd in fds))
+    server = create_memory(sealed=True)
+    client = os.dup(server)
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     a.setblocking(False)
     b.setblocking(False)

@@ -394,13 +394,19 @@ def test_states_of_strangers_are_no_decoders(
         )
         await stranger.connect()
         for n, state in enumerate(
-            (b"{", b"[]", b'{"role":7}', msgspec.json.encode(State("device")))
+            (
+                b"{",
+                b"[]",
+                b'{"role":7}',
+                b'{"x":' + b"[" * 99_999,
+                msgspec.json.encode(State("device")),
+            )
         ):
             stranger.publish_state(f"dr/v1/{fleet}/s{n}/state", state)
         await asyncio.sleep(0.1)
         with pytest.raises(LinkError, match="no decoder"):
             await connect_mqtt(broker, fleet=fleet, device="car")
-        for n in range(4):
+        for n in range(5):
             stranger.publish_state(f"dr/v1/{fleet}/s{n}/state", b"")
         await asyncio.sleep(0.05)
         stranger.close()
