@@ -18,6 +18,7 @@ from shared.commands import parser, print_json, progress, run, start_logging
 from shared.config import load_settings
 from shared.errors import TurnError
 from shared.paths import default_socket
+from shared.transport.credentials import Credentials
 
 
 class EdgeSettings(msgspec.Struct, frozen=True):
@@ -30,6 +31,8 @@ class EdgeSettings(msgspec.Struct, frozen=True):
     device: str = ""
     fleet: str = "fleet"
     decoder: str = ""
+    credentials: Credentials = Credentials()
+    """How to get into an MQTT broker."""
     system: str = "You are the assistant of a car. Answer the driver in one short sentence."
     max_tokens: int = 64
     deadline: float = 30.0
@@ -117,6 +120,7 @@ async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: 
             device=settings.device,
             fleet=settings.fleet,
             decoder=settings.decoder or None,
+            credentials=settings.credentials,
         ) as agent:
             progress(f"connected to decoder {agent.welcome.decoder} ({agent.welcome.model})")
             async with agent.conversation(

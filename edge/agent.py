@@ -40,6 +40,8 @@ from shared.session import (
 )
 from shared.tokenizer import MAX_BLOB, Tokenizer, load_tokenizer
 from shared.transport import Transport
+from shared.transport.credentials import Credentials
+from shared.transport.mqtt import check_name
 
 log = logging.getLogger(__name__)
 
@@ -259,6 +261,7 @@ async def connect(
     fleet: str = "fleet",
     decoder: str | None = None,
     tokenizer: bytes | None = None,
+    credentials: Credentials | None = None,
     rng: Random | None = None,
 ) -> AsyncGenerator[Agent, None]:
     """Connect to a decoder.
@@ -271,18 +274,24 @@ async def connect(
         decoder: over MQTT, the decoder to use; by default one is chosen by rendezvous hashing.
         tokenizer: a tokenizer blob to insist on; by default the decoder's is fetched once and
             cached.
+        credentials: how to get into the broker: TLS files, user name and password file. They are
+            read again with every connection.
         rng: chooses the jitter of reconnecting.
 
     Raises:
         LinkError: nobody answers at `url`.
+        AccessError: the decoder does not let this device in.
+        ConfigError: the device's name, the address or the credentials cannot be used.
         TokenizerMismatchError, ModelError: the decoder serves something else.
     """
-    device = device or default_device()
+    device = check_name("device", device or default_device())
     session = EdgeSession(HelloBody(device, secrets.token_hex(8), model=model))
     agent = Agent(session)
 
     async def open_one() -> Transport:
-        return await open_transport(url, fleet=fleet, device=device, decoder=decoder)
+        return await open_transport(
+            url, fleet=fleet, device=device, decoder=decoder, credentials=credentials
+        )
 
     link = Link(session, open_one, on_events=agent.on_events, on_lost=agent.on_lost, rng=rng)
     try:

@@ -11,8 +11,9 @@ from shared.channel import Channel, Traffic
 from shared.errors import ConfigError, DeltarelayError, LinkError
 from shared.session import Connected, Disconnected, EdgeSession, Event
 from shared.transport import Transport
+from shared.transport.credentials import Credentials
 from shared.transport.mqtt import connect_mqtt
-from shared.transport.mqtt_client import parse_broker
+from shared.transport.mqtt_address import parse_broker, without_secrets
 from shared.transport.shm import connect_shm
 
 log = logging.getLogger(__name__)
@@ -20,19 +21,27 @@ log = logging.getLogger(__name__)
 GREETING_TIMEOUT = 5.0
 
 
-async def open_transport(url: str, *, fleet: str, device: str, decoder: str | None) -> Transport:
+async def open_transport(
+    url: str,
+    *,
+    fleet: str,
+    device: str,
+    decoder: str | None,
+    credentials: Credentials | None = None,
+) -> Transport:
     """Connect to `shm:///path` or `mqtt[s]://[user:password@]host[:port]`.
 
     Raises:
-        ConfigError: the address is of another form.
+        ConfigError: the address is of another form, or credentials cannot be used.
         LinkError: nobody answers there.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "shm" and rest.startswith("/"):
         return await connect_shm(rest)
     if scheme in ("mqtt", "mqtts"):
-        return await connect_mqtt(parse_broker(url), fleet=fleet, device=device, decoder=decoder)
-    raise ConfigError(f"{url}: expected shm:///absolute/path or mqtt://host:port")
+        broker = parse_broker(url, credentials)  # files are read anew: they may have been renewed
+        return await connect_mqtt(broker, fleet=fleet, device=device, decoder=decoder)
+    raise ConfigError(f"{without_secrets(url)}: expected shm:///absolute/path or mqtt://host:port")
 
 
 class Link:

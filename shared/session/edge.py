@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from shared import frames
 from shared.errors import (
+    AccessError,
     LinkError,
     LocalProtocolError,
     ModelError,
@@ -254,6 +255,8 @@ class EdgeSession:
         self.disconnect()
         if frame.code == SupersededError.code:
             return [Disconnected(SupersededError(frame.text), retry=False)]
+        if frame.code == AccessError.code:
+            return [Disconnected(AccessError(frame.text), retry=False)]
         if frame.code == TokenizerMismatchError.code:
             return [Disconnected(TokenizerMismatchError(frame.text), retry=False)]
         if frame.code == ModelError.code:

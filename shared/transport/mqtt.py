@@ -36,6 +36,8 @@ SETTLE = 0.05
 """Seconds it waits for the announcements of others: retained messages arrive one by one."""
 MAX_DEVICES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_VIN = re.compile(r"[A-HJ-NPR-Z0-9]{17}", re.IGNORECASE)
+"""A vehicle identification number: 17 characters without I, O and Q (ISO 3779)."""
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,10 +51,16 @@ def check_name(kind: str, name: str) -> str:
     """Return `name` if it can be a level of a topic.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot, or has a vehicle identification number in it. Brokers and their logs
+            show topics to many, and such a number leads to a person.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{kind} {name!r}: 1..64 letters, digits, '.', '_' and '-' are allowed")
+    if any(_VIN.fullmatch(part) for part in re.split("[._-]", name)):
+        raise ConfigError(
+            f"{kind} name looks like a vehicle identification number (17 letters and digits): it "
+            "would stand in topics and logs and leads to a person; choose a name that does not"
+        )
     return name
 
 
@@ -78,6 +86,7 @@ class _DeviceLink:
             will_topic=f"{self._root}/{device}/presence",
             on_message=self._message,
             on_lost=self._lost,
+            on_refused=lambda _topic, why: self._lost(why),
         )
 
     async def open(self, decoder: str | None) -> MqttTransport:
@@ -225,6 +234,7 @@ class MqttListener:
             will_topic=f"{root}/{decoder}/state",
             on_message=self._message,
             on_lost=self._lost,
+            on_refused=self._refused,
         )
         await client.connect()
         self._client = client
@@ -241,6 +251,12 @@ class MqttListener:
         self._client = None
         self._end_all(reason or LinkError(f"{self.name}: disconnected"))
         self._lost_event.set()
+
+    def _refused(self, topic: str, why: LinkError) -> None:
+        log.warning("%s", why)
+        transport = self._devices.get(topic.split("/")[-2])
+        if transport is not None:
+            transport.end(why)
 
     def _end_all(self, reason: DeltarelayError | None) -> None:
         for transport in list(self._devices.values()):
@@ -275,7 +291,7 @@ class MqttListener:
             if hang_up:
                 publish(b"", provisional=False)
 
-        transport = MqttTransport(f"{self.name}/{device}", publish, ended)
+        transport = MqttTransport(f"{self.name}/{device}", publish, ended, peer=device)
         self._devices[device] = transport
         self._on_connection(transport)
         return transport

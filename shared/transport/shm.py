@@ -31,6 +31,9 @@ _ACCEPT_PAUSE = 0.2
 class ShmTransport:
     """One end of a connection through shared memory."""
 
+    peer = ""
+    """The kernel vouches for a process's user, not for its device's name."""
+
     def __init__(self, name: str, control: socket.socket, segment: Segment) -> None:
         self.name = name
         self._control = control
