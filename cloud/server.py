@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cloud.admission import Admission
@@ -16,11 +16,14 @@ from cloud.allowance import Allowance
 from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
+from cloud.gate import Gate
 from cloud.metrics import DecoderState, EngineState
+from cloud.registry import Registry
 from cloud.sampling import check_sampling
 from cloud.settings import DecoderSettings
 from cloud.worker import Worker
 from shared.errors import (
+    AccessError,
     ConfigError,
     ModelError,
     RemoteProtocolError,
@@ -33,7 +36,7 @@ from shared.session import (
 from shared.session.cloud import CREDIT, greeting
 from shared.transport import Listener, Transport
 from shared.transport.mqtt import MqttListener
-from shared.transport.mqtt_client import parse_broker
+from shared.transport.mqtt_address import parse_broker, without_secrets
 from shared.transport.shm import ShmListener
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,8 @@ SLOW_CREDIT = 1
 """Reliable frames at a time from a device over its limit."""
 _SWEEP = 30.0
 """Seconds between two looks for conversations nobody came back to."""
+_FORGET_WITHIN = 5.0
+"""Seconds that the engine may take until it drops cached blocks."""
 
 
 @dataclass(slots=True)
@@ -54,9 +59,15 @@ class _Entry:
 
 
 class Decoder:
-    """The decoder service on one event loop."""
+    """The decoder service on one event loop.
 
-    def __init__(self, brain: Brain, settings: DecoderSettings) -> None:
+    Args:
+        registry: keys and devices besides those of the settings; the caller closes it.
+    """
+
+    def __init__(
+        self, brain: Brain, settings: DecoderSettings, registry: Registry | None = None
+    ) -> None:
         self.brain = brain
         self.boot = secrets.token_hex(8)
         self.name = settings.name or default_name()
@@ -69,6 +80,8 @@ class Decoder:
         self.worker = Worker(brain.engine, on_failed=self._fail)
         self.voice = make_voice(brain, self.worker, settings)
         self.admission = Admission(settings.admission)
+        registered = settings.admission.require_devices
+        self.gate = Gate(self, self.admission, registry, registered=registered)
         self._control = frozenset(brain.tokenizer.header.control)
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._epochs: dict[str, int] = {}
@@ -81,8 +94,10 @@ class Decoder:
 
         Raises:
             LinkError: an address cannot be used.
+            ConfigError, CapacityError: the registry cannot be read.
         """
         self.worker.start()
+        self.gate.open()
         for address in addresses:
             listener = self._listener(address)
             await listener.start(self.connect)
@@ -98,6 +113,7 @@ class Decoder:
         """Hang up on everybody and stop the engine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self.gate.close()
         for listener in self._listeners:
             await listener.close()
         for connection in list(self._connections.values()):
@@ -130,7 +146,9 @@ class Decoder:
 
         Raises:
             TokenizerMismatchError, ModelError: it cannot be served here.
+            RemoteProtocolError, AccessError: it may not come in.
         """
+        self.gate.check(hello.device, connection.peer)
         self._admit(hello)
         previous = self._connections.get(hello.device)
         if previous is not None and previous is not connection:
@@ -203,6 +221,42 @@ class Decoder:
         if entry is not None:
             entry.conversation.close()
 
+    @property
+    def devices(self) -> Iterable[str]:
+        """The devices that are connected."""
+        return self._connections
+
+    def expel(self, device: str, error: AccessError) -> None:
+        """Hang up on a device that may not stay, and drop its conversations."""
+        connection = self._connections.get(device)
+        if connection is not None:
+            connection.refuse(error)
+        for name in self._conversations_of(device):
+            self.forget(device, name)
+
+    async def forget_device(self, device: str) -> int:
+        """Drop all that is held of a device; return how many conversations that were.
+
+        A device that is connected has to connect again, and what it says then is held as ever:
+        revoke it first to be rid of it. Its cached blocks cannot be told from others of its tenant
+        that nobody uses at the moment, so all of those go: who comes next runs its prefix again.
+
+        Raises:
+            CapacityError: the engine does not answer; the conversations are gone already.
+        """
+        connection = self._connections.get(device)
+        if connection is not None:
+            connection.close()
+        tenants = {self.admission.tenant_of_device(device)}
+        names = self._conversations_of(device)
+        for name in names:
+            tenants.add(self._entries[device, name].conversation.tenant)
+            self.forget(device, name)
+        self._epochs.pop(device, None)
+        self.admission.forget(device)
+        await self.worker.ask(lambda engine: engine.drop_idle(tenants), _FORGET_WITHIN)
+        return len(names)
+
     def leave(self, connection: Connection, device: str) -> None:
         """A connection is gone."""
         if self._connections.get(device) is connection:
@@ -263,10 +317,11 @@ class Decoder:
         if scheme == "shm" and rest.startswith("/"):
             return ShmListener(rest, allow_uids=self._settings.allow_uids)
         if scheme in ("mqtt", "mqtts"):
-            broker = parse_broker(address)
+            broker = parse_broker(address, self._settings.credentials)
             fleet = self._settings.fleet
             return MqttListener(broker, fleet=fleet, decoder=self.name, boot=self.boot)
-        raise ConfigError(f"{address}: expected shm:///absolute/path or mqtt://host:port")
+        shown = without_secrets(address)
+        raise ConfigError(f"{shown}: expected shm:///absolute/path or mqtt://host:port")
 
     def _sweep(self) -> None:
         limit = self.voice.clock() - self._settings.keep_seconds
@@ -275,6 +330,9 @@ class Decoder:
                 self.forget(device, name)
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
+
+    def _conversations_of(self, device: str) -> list[str]:
+        return [name for holder, name in self._entries if holder == device]
 
     def _drop_coldest(self) -> None:
         away = [k for k, entry in self._entries.items() if entry.connection is None]
