@@ -53,7 +53,7 @@ class Gate:
         """What cuts off a program's request, and the account it runs on."""
         self._carrying_out: dict[int, asyncio.Task[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
-        self._trouble = ""
+        self._trouble, self._again = "", False
 
     def open(self) -> None:
         """Read the registry, and go on looking at it.
@@ -114,7 +114,7 @@ class Gate:
     def _look(self) -> None:
         assert self._registry is not None
         try:
-            if self._registry.has_changed():
+            if self._registry.has_changed() or self._again:
                 self._read()
             self._trouble = ""
         except DeltarelayError as error:  # what it said last still counts
@@ -126,6 +126,7 @@ class Gate:
     def _read(self) -> None:
         assert self._registry is not None
         assert self._orders is not None
+        self._again = False
         self._admission.roster = roster = self._registry.roster()
         for device in list(self._house.devices):
             try:
@@ -153,6 +154,7 @@ class Gate:
             self._orders.confirm(order, self._house.boot, count)
             log.info("device %s is forgotten, with %d conversations", order.device, count)
         except DeltarelayError as error:
-            log.error("device %s is not forgotten: %s", order.device, error)
+            log.error("device %s is not forgotten yet: %s", order.device, error)
+            self._again = True
         finally:
             del self._carrying_out[order.id]

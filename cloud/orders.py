@@ -67,7 +67,7 @@ class Orders:
         return Order(row.lastrowid, device)
 
     def take_back(self, order: Order) -> None:
-        """Remove an order; its device's name goes with it."""
+        """Remove an order."""
         with self._registry.writing():
             self._registry.sql.execute("DELETE FROM orders WHERE id = ?", (order.id,))
 

@@ -7,6 +7,7 @@ import pytest
 
 from shared import frames
 from shared.errors import (
+    AccessError,
     ContextLengthError,
     DeltarelayError,
     LinkError,
@@ -646,3 +647,17 @@ def test_an_end_that_the_decoder_has_with_fewer_words_is_taken_back_and_told_aga
     assert reopen == frames.Reopen(1, 2, 10, turn=0, attempt=0)
     assert isinstance(end, frames.EndTurn)
     assert (end.ids, end.length) == ((2,), 2)
+
+
+@pytest.mark.parametrize("error", [AccessError, ModelError, TokenizerMismatchError])
+@pytest.mark.parametrize(("epoch", "is_refused"), [(0, True), (1, True), (7, False)])
+def test_a_device_that_is_refused_when_it_comes_back_does_not_try_again(
+    error: type[DeltarelayError], epoch: int, is_refused: bool
+) -> None:
+    session, _ = begin()
+    session.disconnect()
+    session.connect(T + 1)
+    events = hear(session, frames.Error(0, epoch, code=error.code, text="not you"))
+    assert [(type(e.error), e.retry) for e in events if isinstance(e, Disconnected)] == [
+        (error, False)
+    ] * is_refused
