@@ -194,7 +194,7 @@ def _wait(orders: Orders, order: Order) -> dict[str, int]:
             return confirmed
         if time.monotonic() > until:
             raise CapacityError(
-                f"{len(missing)} running decoders have not confirmed within "
+                f"{len(missing)} running decoders have not confirmed in "
                 f"{CONFIRMED_WITHIN:g} s that {order.device} is forgotten; see their logs. The "
                 "order stands: they carry it out when they can"
             )
