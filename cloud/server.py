@@ -96,8 +96,8 @@ class Decoder:
             LinkError: an address cannot be used.
             ConfigError, CapacityError: the registry cannot be read.
         """
+        self.gate.open()  # first: who may come in, and to which tenant a device belongs
         self.worker.start()
-        self.gate.open()
         for address in addresses:
             listener = self._listener(address)
             await listener.start(self.connect)
