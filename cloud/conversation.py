@@ -56,6 +56,7 @@ class Conversation:
     ) -> None:
         self.stream = stream
         self._voice, self._allowance = voice, allowance
+        self.tenant = allowance.tenant
         self._on_change, self._notice = on_change, notice
         self._history = History(voice.template, voice.context)
         self._handle = SequenceHandle(

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cloud.admission import Admission
@@ -17,7 +17,9 @@ from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
 from cloud.engine.engine import Engine
+from cloud.gate import Gate
 from cloud.metrics import DecoderState, EngineState
+from cloud.registry import Registry
 from cloud.sampling import check_sampling, check_stops
 from cloud.settings import DecoderSettings
 from cloud.snapshot.counts import SnapshotCounts
@@ -26,6 +28,7 @@ from cloud.snapshot.keeper import EPOCH_JUMP, Snapshots
 from cloud.template import ChatTurn
 from cloud.worker import Worker
 from shared.errors import (
+    AccessError,
     CapacityError,
     ConfigError,
     ModelError,
@@ -40,7 +43,7 @@ from shared.session.cloud import CREDIT, MAX_STREAMS, greeting
 from shared.session.saved_stream import resume_stream
 from shared.transport import Listener, Transport
 from shared.transport.mqtt import MqttListener
-from shared.transport.mqtt_client import parse_broker
+from shared.transport.mqtt_address import parse_broker, without_secrets
 from shared.transport.shm import ShmListener
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,8 @@ _HANG_UP = 1.0
 """Seconds that devices get to hang up once no reply is under way."""
 _SWEEP = 30.0
 """Seconds between two looks for conversations nobody came back to."""
+_FORGET_WITHIN = 5.0
+"""Seconds that the engine may take until it drops cached blocks."""
 
 
 @dataclass(slots=True)
@@ -65,9 +70,15 @@ class _Entry:
 
 
 class Decoder:
-    """The decoder service on one event loop."""
+    """The decoder service on one event loop.
 
-    def __init__(self, brain: Brain, settings: DecoderSettings) -> None:
+    Args:
+        registry: keys and devices besides those of the settings; the caller closes it.
+    """
+
+    def __init__(
+        self, brain: Brain, settings: DecoderSettings, registry: Registry | None = None
+    ) -> None:
         self.brain = brain
         self.boot = secrets.token_hex(8)
         self.name = settings.name or default_name()
@@ -83,6 +94,8 @@ class Decoder:
             self.snapshots = Snapshots(self, brain, self.worker, settings)
         self.voice = make_voice(brain, self.worker, settings)
         self.admission = Admission(settings.admission)
+        registered = settings.admission.require_devices
+        self.gate = Gate(self, self.admission, registry, registered=registered)
         self._control = frozenset(brain.tokenizer.header.control)
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._epochs: dict[str, int] = {}
@@ -97,7 +110,9 @@ class Decoder:
 
         Raises:
             LinkError: an address cannot be used.
+            ConfigError, CapacityError: the registry cannot be read.
         """
+        self.gate.open()  # first: who may come in, and to which tenant a device belongs
         if self.snapshots is not None:
             self.snapshots.restore(self._resume, MAX_CONVERSATIONS)
             self.snapshots.start()
@@ -137,6 +152,7 @@ class Decoder:
         """Hang up on everybody and stop the engine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self.gate.close()
         for listener in self._listeners:
             await listener.close()
         for connection in list(self._connections.values()):
@@ -184,9 +200,11 @@ class Decoder:
         Raises:
             TokenizerMismatchError, ModelError: it cannot be served here.
             CapacityError: this decoder is about to leave.
+            RemoteProtocolError, AccessError: it may not come in.
         """
         if self.draining:
             raise CapacityError(f"decoder {self.name} is about to leave: connect to another one")
+        self.gate.check(hello.device, connection.peer)
         self._admit(hello)
         previous = self._connections.get(hello.device)
         if previous is not None and previous is not connection:
@@ -240,6 +258,44 @@ class Decoder:
             entry.conversation.close()
             if self.snapshots is not None:
                 self.snapshots.forget(device, name)
+
+    @property
+    def devices(self) -> Iterable[str]:
+        """The devices that are connected."""
+        return self._connections
+
+    def expel(self, device: str, error: AccessError) -> None:
+        """Hang up on a device that may not stay, and drop its conversations."""
+        connection = self._connections.get(device)
+        if connection is not None:
+            connection.refuse(error)
+        for name in self._conversations_of(device):
+            self.forget(device, name)
+
+    async def forget_device(self, device: str) -> int:
+        """Drop all that is held of a device; return how many conversations that were.
+
+        A device that is connected has to connect again, and what it says then is held as ever:
+        revoke it first to be rid of it. Its cached blocks cannot be told from others of its tenant
+        that nobody uses at the moment, so all of those go: who comes next runs its prefix again.
+
+        Raises:
+            CapacityError: the engine does not answer; the conversations are gone already.
+        """
+        connection = self._connections.get(device)
+        if connection is not None:
+            connection.close()
+        tenants = {self.admission.tenant_of_device(device)}
+        names = self._conversations_of(device)
+        for name in names:
+            tenants.add(self._entries[device, name].conversation.tenant)
+            self.forget(device, name)
+        self._epochs.pop(device, None)
+        if self.snapshots is not None:
+            self.snapshots.forget_device(device)
+        self.admission.forget(device)
+        await self.worker.ask(lambda engine: engine.drop_idle(tenants), _FORGET_WITHIN)
+        return len(names)
 
     def leave(self, connection: Connection, device: str) -> None:
         """A connection is gone."""
@@ -346,10 +402,11 @@ class Decoder:
         if scheme == "shm" and rest.startswith("/"):
             return ShmListener(rest, allow_uids=self._settings.allow_uids)
         if scheme in ("mqtt", "mqtts"):
-            broker = parse_broker(address)
+            broker = parse_broker(address, self._settings.credentials)
             fleet = self._settings.fleet
             return MqttListener(broker, fleet=fleet, decoder=self.name, boot=self.boot)
-        raise ConfigError(f"{address}: expected shm:///absolute/path or mqtt://host:port")
+        shown = without_secrets(address)
+        raise ConfigError(f"{shown}: expected shm:///absolute/path or mqtt://host:port")
 
     def _sweep(self) -> None:
         limit = self.voice.clock() - self._settings.keep_seconds
@@ -358,6 +415,9 @@ class Decoder:
                 self.forget(device, name)
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
+
+    def _conversations_of(self, device: str) -> list[str]:
+        return [name for holder, name in self._entries if holder == device]
 
     def _make_room(self, device: str) -> None:
         """Drop the coldest conversation: the device's own, if it has as many as any may have."""

@@ -40,9 +40,9 @@ class Hall(World):
         self.reachable = asyncio.Event()
         self.reachable.set()
 
-    async def open_one(self) -> Transport:
+    async def open(self) -> Transport:
         await self.reachable.wait()
-        return await super().open_one()
+        return await super().open()
 
     @property
     def folder(self) -> Path:

@@ -23,7 +23,8 @@ from shared.errors import ConfigError, LinkError, ModelError
 from simulations.broker import open_broker
 from tests.brains import write_model
 
-SMALL = ["context=512", "cache_mb=8", "threads=1", 'precision="exact"']
+STATE = mkdtemp(prefix="deltarelay-test-")
+SMALL = ["context=512", "cache_mb=8", "threads=1", 'precision="exact"', f"state={STATE}"]
 
 
 @cache

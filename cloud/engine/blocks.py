@@ -4,7 +4,7 @@ No torch, no I/O. A published block (`prefix`) that nobody holds any more stays 
 room is wanted, the longest unused first.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Ids
 
 from cloud.engine.prefix import PrefixIndex
@@ -103,6 +103,11 @@ class BlockPool:
             if dropped in self._idle:
                 del self._idle[dropped]
                 self._free.append(dropped)
+
+    def drop_idle(self, of: Callable[[Hashable], bool]) -> None:
+        """Forget what blocks that nobody holds have kept, of the namespaces that `of` picks."""
+        for block in [b for b in self._idle if of(self._index.namespace(b))]:
+            self.withdraw(block)
 
     def _put_down(self, block: int) -> None:
         if block in self._index:

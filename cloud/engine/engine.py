@@ -1,6 +1,6 @@
 """The whole hot loop: schedule, run, commit. One thread owns it; nothing here does I/O."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from itertools import count
@@ -170,6 +170,13 @@ class Engine:
             namespace: as `Sequence.namespace`.
         """
         return restore(self._pool, namespace, ids, write)
+
+    def drop_idle(self, namespaces: Collection[Hashable]) -> None:
+        """Drop what is kept for prefixes to come, of these namespaces and whatever adapter.
+
+        What a sequence holds at the moment stays, also if it began as another's.
+        """
+        self._pool.drop_idle(lambda of: isinstance(of, tuple) and of[0] in namespaces)
 
     def step(self) -> StepResult | None:
         """Run one step; None if nothing is wanted."""
