@@ -69,6 +69,11 @@ class Connection:
         """Which device this is, where the transport can vouch for it."""
         return self._transport.peer
 
+    def notice(self, topic: str, text: str) -> None:
+        """Tell the device something."""
+        self.session.notice(frames.CONNECTION, topic, text)
+        self.pump()
+
     def supersede(self) -> None:
         """Another connection of this device took over."""
         self.refuse(SupersededError(f"another agent connected as device {self._device}"))

@@ -62,7 +62,7 @@ class Registry:
         self._open()
 
     def _open(self) -> None:
-        self._file = self._file_now()
+        file = self._file_now()
         self.sql = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
         try:
             self.sql.execute("PRAGMA foreign_keys = ON")
@@ -80,7 +80,7 @@ class Registry:
             raise ConfigError(
                 f"{self._path}: version {version}, this program knows {VERSION}: update it"
             )
-        self._seen = -1
+        self._file, self._seen = file, -1
 
     def __enter__(self) -> Self:
         return self
