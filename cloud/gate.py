@@ -120,7 +120,7 @@ class Gate:
         except DeltarelayError as error:  # what it said last still counts
             if str(error) != self._trouble:
                 log.error("%s; keys and devices stay as they were", error)
-            self._trouble = str(error)
+            self._trouble, self._again = str(error), True
         self._alarm = asyncio.get_running_loop().call_later(LOOK, self._look)
 
     def _read(self) -> None:

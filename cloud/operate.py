@@ -81,8 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         change = devices.add_parser(name, parents=[common], help=about)
         change.add_argument("device", help="its name; * and ? stand for any characters")
-        change.add_argument("--tenant", default=DEFAULT_TENANT, help="default: %(default)s")
         change.set_defaults(run=run)
+        if run is _add_device:
+            change.add_argument("--tenant", help="whose it is; by default as the settings say")
     show = devices.add_parser("list", parents=[common], help="show all entries")
     show.set_defaults(run=_list_devices)
     about = "drop all that decoders hold of a device"
@@ -148,14 +149,15 @@ def _list_keys(registry: Registry, options: argparse.Namespace) -> Result:
 
 def _add_device(registry: Registry, options: argparse.Namespace) -> Result:
     pattern = _checked(options.device)
-    registry.add_device(pattern, check_name("tenant", options.tenant))
-    progress(f"device {pattern} is registered, tenant {options.tenant}")
-    return {"device": pattern, "tenant": options.tenant}
+    tenant = options.tenant and check_name("tenant", options.tenant)
+    registry.add_device(pattern, tenant)
+    progress(f"device {pattern} is registered")
+    return {"device": pattern, "tenant": tenant}
 
 
 def _revoke_device(registry: Registry, options: argparse.Namespace) -> Result:
     pattern = _checked(options.device)
-    registry.revoke_device(pattern, check_name("tenant", options.tenant))
+    registry.revoke_device(pattern)
     progress(f"device {pattern} is revoked; `deltarelay cloud devices add` lets it back")
     return {"device": pattern}
 

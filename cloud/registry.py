@@ -25,7 +25,7 @@ CREATE TABLE keys (
     rate REAL, burst REAL, per_minute REAL, created INTEGER NOT NULL, revoked INTEGER
 ) STRICT;
 CREATE TABLE devices (
-    pattern TEXT PRIMARY KEY, tenant TEXT NOT NULL, created INTEGER NOT NULL, revoked INTEGER
+    pattern TEXT PRIMARY KEY, tenant TEXT, created INTEGER NOT NULL, revoked INTEGER
 ) STRICT;
 CREATE TABLE orders (
     id INTEGER PRIMARY KEY AUTOINCREMENT, device TEXT NOT NULL, created INTEGER NOT NULL
@@ -62,7 +62,7 @@ class Registry:
         self._open()
 
     def _open(self) -> None:
-        self._file = self._file_now()
+        file = self._file_now()
         self.sql = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
         try:
             self.sql.execute("PRAGMA foreign_keys = ON")
@@ -80,7 +80,7 @@ class Registry:
             raise ConfigError(
                 f"{self._path}: version {version}, this program knows {VERSION}: update it"
             )
-        self._seen = -1
+        self._file, self._seen = file, -1
 
     def __enter__(self) -> Self:
         return self
@@ -166,23 +166,28 @@ class Registry:
 
     # --- devices
 
-    def add_device(self, pattern: str, tenant: str) -> None:
-        """Register a device, or all that a pattern matches; what was revoked may come back."""
+    def add_device(self, pattern: str, tenant: str | None = None) -> None:
+        """Register a device, or all that a pattern matches; what was revoked may come back.
+
+        Args:
+            tenant: None: the one it was registered for, else as the settings say.
+        """
         with self.writing():
             self.sql.execute(
                 "INSERT INTO devices VALUES (?, ?, ?, NULL) "
-                "ON CONFLICT DO UPDATE SET tenant = excluded.tenant, revoked = NULL",
+                "ON CONFLICT DO UPDATE SET tenant = coalesce(excluded.tenant, tenant), "
+                "revoked = NULL",
                 (pattern, tenant, int(time.time())),
             )
 
-    def revoke_device(self, pattern: str, tenant: str) -> None:
-        """Revoke a device or a pattern, registered or not; `tenant` is that of a new entry."""
+    def revoke_device(self, pattern: str) -> None:
+        """Revoke a device or a pattern, registered or not."""
         now = int(time.time())
         with self.writing():
             self.sql.execute(
-                "INSERT INTO devices VALUES (?, ?, ?, ?) "
+                "INSERT INTO devices VALUES (?, NULL, ?, ?) "
                 "ON CONFLICT DO UPDATE SET revoked = coalesce(revoked, excluded.revoked)",
-                (pattern, tenant, now, now),
+                (pattern, now, now),
             )
 
     def _file_now(self) -> tuple[int, int]:

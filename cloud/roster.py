@@ -46,7 +46,8 @@ class DeviceRule:
     """A device, or all whose names a pattern (`*`, `?`) matches. Times are seconds since 1970."""
 
     pattern: str
-    tenant: str
+    tenant: str | None = None
+    """None: as the settings say."""
     created: int = 0
     revoked: int | None = None
 
@@ -83,9 +84,9 @@ class Roster:
         return None if key is None else key.limit
 
     def tenant_of(self, device: str) -> str | None:
-        """Return a device's tenant: its own entry goes before a pattern; None: it has none."""
-        found = next((rule for rule in self._rules(device) if rule.revoked is None), None)
-        return None if found is None else found.tenant
+        """Return a device's tenant, if it has one here: its own entry goes before a pattern."""
+        known = (rule.tenant for rule in self._rules(device) if rule.revoked is None)
+        return next((tenant for tenant in known if tenant is not None), None)
 
     def check_device(self, device: str, *, registered: bool) -> None:
         """Refuse a device that is revoked, by name or by a pattern.

@@ -50,7 +50,7 @@ def test_a_revoked_device_is_cut_off_within_a_second_and_cannot_come_back(tmp_pa
             ):
                 pieces = talk.finish("Tell me everything")
                 await anext(pieces)
-                operator.revoke_device("car", "default")
+                operator.revoke_device("car")
                 with pytest.raises(AccessError, match="device car was revoked"):
                     async with asyncio.timeout(1.0):
                         async for _ in pieces:
@@ -61,7 +61,7 @@ def test_a_revoked_device_is_cut_off_within_a_second_and_cannot_come_back(tmp_pa
                 assert "car" not in world.decoder.devices
                 assert await answer(good, "hello")
         async with refused(world, "car", "device car was revoked: .* registered again"):
-            operator.add_device("car", "default")
+            operator.add_device("car")
             await asyncio.sleep(0.3)
         async with world.agent("car") as agent, agent.conversation(max_tokens=3) as talk:
             assert await answer(talk, "hello")
@@ -75,7 +75,7 @@ def test_a_device_revoked_while_its_link_is_down_stops_when_it_comes_back(tmp_pa
         async with world.agent("car") as agent, agent.conversation(max_tokens=3) as talk:
             await answer(talk, "hello")
             gate = world.decoder.gate
-            operator.revoke_device("car", "default")
+            operator.revoke_device("car")
             assert gate._registry is not None
             gate._admission.roster = gate._registry.roster()
             world.transports[-1].close()
@@ -93,7 +93,7 @@ def test_a_pattern_cuts_off_all_whom_it_matches(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with world.agent("taxi-1") as one, world.agent("taxi-2") as two:
             async with world.agent("bus-1") as bus, bus.conversation(max_tokens=2) as talk:
-                operator.revoke_device("taxi-*", "default")
+                operator.revoke_device("taxi-*")
                 for agent in (one, two):
                     assert "with all of taxi-*" in str(await lost(agent))
                 assert await answer(talk, "hello")
@@ -157,13 +157,13 @@ def test_a_registry_that_breaks_leaves_things_as_they_were(
         await asyncio.sleep(0.6)
         async with refused(world, "car", "was revoked"):
             (tmp_path / "aside").rename(tmp_path / "registry.db")
-        operator.revoke_device("van", "default")
+        operator.revoke_device("van")
         await asyncio.sleep(0.5)
         async with refused(world, "van", "was revoked"):
             pass
 
     with Registry(tmp_path) as registry, Registry(tmp_path) as operator:
-        registry.revoke_device("car", "default")
+        registry.revoke_device("car")
         in_world(test, registry=registry)
     assert caplog.text.count("keys and devices stay as they were") == 1
 

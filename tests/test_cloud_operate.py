@@ -61,7 +61,7 @@ def test_devices_are_added_listed_and_revoked(tmp_path: Path, capsys: Output) ->
     entries = ask(tmp_path, capsys, "devices", "list")["devices"]
     assert [(e["pattern"], e["tenant"], e["revoked"] is None) for e in entries] == [
         ("taxi-*", "taxi", True),
-        ("taxi-7", "default", False),
+        ("taxi-7", None, False),
     ]
     operate(["devices", "list", "--set", f"state={tmp_path}"])
     assert capsys.readouterr().out.splitlines()[0].split() == list(entries[0])

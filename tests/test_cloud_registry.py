@@ -47,32 +47,33 @@ def test_a_revoked_key_stays_known_as_such(tmp_path: Path) -> None:
 def test_a_revoked_device_may_be_registered_again(tmp_path: Path) -> None:
     with Registry(tmp_path) as registry:
         registry.add_device("taxi-*", "taxi")
-        registry.revoke_device("taxi-7", "default")
-        registry.revoke_device("taxi-*", "default")
+        registry.revoke_device("taxi-7")
+        registry.revoke_device("taxi-*")
         assert [d.revoked is not None for d in registry.roster().devices] == [True, True]
         assert registry.roster().devices[0].tenant == "taxi"
-        registry.add_device("taxi-*", "taxi")
+        registry.add_device("taxi-*")
         assert [d.revoked is not None for d in registry.roster().devices] == [False, True]
+        assert registry.roster().devices[0].tenant == "taxi", "whom it belonged to before"
 
 
 def test_another_process_changes_are_seen_and_ones_own_are_not_news(tmp_path: Path) -> None:
     with Registry(tmp_path) as reader, Registry(tmp_path) as writer:
         assert reader.has_changed()
         assert not reader.has_changed()
-        writer.add_device("car", "default")
+        writer.add_device("car")
         assert reader.has_changed()
         assert not reader.has_changed()
-        reader.add_device("van", "default")
+        reader.add_device("van")
         assert not reader.has_changed()
         assert len(reader.roster().devices) == 2
 
 
 def test_a_registry_put_in_the_place_of_another_is_read(tmp_path: Path) -> None:
     with Registry(tmp_path / "a") as reader:
-        reader.add_device("car", "default")
+        reader.add_device("car")
         reader.has_changed()
         with Registry(tmp_path / "b") as other:
-            other.revoke_device("car", "default")
+            other.revoke_device("car")
         (tmp_path / "b" / "registry.db").rename(tmp_path / "a" / "registry.db")
         for suffix in ("-wal", "-shm"):
             (tmp_path / "a" / f"registry.db{suffix}").unlink(missing_ok=True)
@@ -87,7 +88,7 @@ def test_folder_and_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     mask = os.umask(0)
     try:
         with Registry(tmp_path / "state") as registry:
-            registry.add_device("car", "default")
+            registry.add_device("car")
             attendance = Attendance(registry, "boot")
             modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in registry.folder.iterdir()}
             assert {"registry.db", "registry.db-wal", "running-boot"} <= set(modes)
@@ -121,10 +122,10 @@ def test_a_registry_that_another_program_holds_is_an_error_after_a_while(
         other = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(CapacityError, match="locked; is its disk full, or another program"):
-            registry.add_device("car", "default")
+            registry.add_device("car")
         assert registry.roster().devices == (), "reading goes on"
         other.close()
-        registry.add_device("car", "default")
+        registry.add_device("car")
 
 
 # --- orders

@@ -9,7 +9,7 @@ from shared.errors import AccessError
 NOW = 1_790_000_000
 
 
-def roster(*devices: tuple[str, str, int | None]) -> Roster:
+def roster(*devices: tuple[str, str | None, int | None]) -> Roster:
     return Roster((), [DeviceRule(name, tenant, NOW, revoked) for name, tenant, revoked in devices])
 
 
@@ -21,6 +21,8 @@ def test_a_devices_own_entry_goes_before_a_pattern_and_an_older_pattern_before_a
         "sevens",
         None,
     ]
+    rules = roster(("car", None, None), ("*", "all", None))
+    assert rules.tenant_of("car") == "all", "an entry that names none leaves it to others"
 
 
 def test_who_is_revoked_by_name_or_by_a_pattern_may_not_connect() -> None:

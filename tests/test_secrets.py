@@ -103,7 +103,7 @@ def test_words_ids_and_secrets_are_neither_logged_nor_printed(
 ) -> None:
     with Registry(tmp_path) as registry:
         key, text = registry.add_key("web", "default", None)
-        registry.add_device("car", "default")
+        registry.add_device("car")
     http = free_port()
     with decoder(broker, tmp_path, http) as log:
         good = edge(broker, "car", PASSWORDS["car"])
@@ -111,7 +111,7 @@ def test_words_ids_and_secrets_are_neither_logged_nor_printed(
         ids = talk_over_http(http, text)
         with Registry(tmp_path) as registry:
             registry.revoke_key(key.id)
-            registry.revoke_device("car", "default")
+            registry.revoke_device("car")
         time.sleep(0.6)
         revoked = edge(broker, "car", PASSWORDS["car"])
     assert good.returncode == 0, good.stderr

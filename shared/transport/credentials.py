@@ -82,19 +82,3 @@ def _why(error: OSError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return "the key is not that of the certificate"
     return "not in PEM form, or an encrypted key: give an unencrypted one (chmod 600)"
-
-
-def tls_trouble(error: ssl.SSLError) -> str:
-    """Say why no TLS connection came about, and where to look."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"the broker's certificate is not trusted: {error.verify_message}; "
-            "credentials.ca says whom to trust"
-        )
-    return f"TLS failed: {error.reason or error}; does this port speak TLS 1.2 or newer?"
-
-
-def alert_in(text: str) -> str:
-    """Return the TLS alert that a line of paho's log speaks of; empty: none."""
-    _, found, alert = text.partition("[SSL: ")
-    return f"TLS alert {alert.partition(']')[0]}" if found else ""

@@ -22,8 +22,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import CapacityError, DeltarelayError, LinkError
 from shared.transport import MAX_PENDING
-from shared.transport.credentials import alert_in, tls_trouble
 from shared.transport.mqtt_address import Broker, parse_broker
+from shared.transport.mqtt_trouble import alert_in, closed_early, may_not_publish, no_tls, refused
 
 __all__ = ["Broker", "MqttClient", "parse_broker"]
 
@@ -35,8 +35,6 @@ MAX_WINDOW = 8
 _RECEIVE_MAXIMUM = 64
 _BROKE = "the connection broke"
 _SUCCESS = MQTTErrorCode.MQTT_ERR_SUCCESS
-_NOT_ALLOWED = (134, 135, 138)
-"""CONNACK: bad user name or password, not authorized, banned (MQTT 5, 3.2.2.2)."""
 
 
 class MqttClient:
@@ -111,7 +109,7 @@ class MqttClient:
             await asyncio.wait_for(self._connack, CONNECT_TIMEOUT)
         except ssl.SSLError as error:
             self._drop()
-            raise LinkError(f"{name}: {tls_trouble(error)}") from None
+            raise LinkError(f"{name}: {no_tls(error)}") from None
         except (OSError, TimeoutError) as error:
             self._drop()
             why = getattr(error, "strerror", None) or str(error) or "no answer"
@@ -202,9 +200,7 @@ class MqttClient:
 
     def _closed(self, why: str) -> LinkError:
         if not self._connack.done():
-            tls = self.broker.tls is not None
-            hint = "check credentials.certificate and key" if tls else "if it wants TLS, say mqtts"
-            why += f", before it answered: {hint}"
+            why = closed_early(why, tls=self.broker.tls is not None)
         return LinkError(f"{self.broker.name}: {why}")
 
     def _opened_late(self, opening: asyncio.Future[Any]) -> None:
@@ -286,8 +282,7 @@ class MqttClient:
         if self._connack.done():
             return
         if reason.is_failure:
-            hint = "; check user name and password" if reason.value in _NOT_ALLOWED else ""
-            error = LinkError(f"{self.broker.name}: refused: {reason}{hint}")
+            error = LinkError(f"{self.broker.name}: {refused(reason)}")
             self._connack.set_exception(error)
             return
         self._paho.on_log = None
@@ -301,10 +296,8 @@ class MqttClient:
     def _published(self, _c: Any, _u: Any, mid: int, reason: ReasonCode, _props: Any) -> None:
         topic = self._under_way.pop(mid, None)  # QoS 0 is reported, too
         if topic is not None and reason.is_failure:
-            what = f"{self.broker.name}: publishing {topic} was refused: {reason}"
-            self._loop.call_soon(
-                self._on_refused, topic, LinkError(f"{what}; check the broker's access list")
-            )
+            error = LinkError(f"{self.broker.name}: {may_not_publish(topic, reason)}")
+            self._loop.call_soon(self._on_refused, topic, error)
 
     def _subscribed(self, _c: Any, _u: Any, mid: int, reasons: list[ReasonCode], _p: Any) -> None:
         answer = self._answers.pop(mid, None)
