@@ -1,10 +1,10 @@
 """Full-jitter exponential back-off that forgets only after a healthy while. Pure: `now` passed in.
 
 The delay before try n is uniform in 0..min(bound, base * 2^n) (Brooker, "Exponential Backoff and
-Jitter"). There are two counts. Nobody was reached: the bound is low, because whoever leaves a tunnel
-should not wait for long. A connection was kicked right after it succeeded: the bound is high, and
-success does not reset the count; that is how two clients with one identity would otherwise take
-each other's place for ever at full speed.
+Jitter"). There are two counts. Nobody was reached: the bound is low, because whoever leaves a
+tunnel should not wait for long. A connection was kicked right after it succeeded: the bound is
+high, and success does not reset the count; that is how two clients with one identity would
+otherwise take each other's place for ever at full speed.
 """
 
 from random import Random

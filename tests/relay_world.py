@@ -181,6 +181,15 @@ class Pipe:
         if self.reliable:
             self.reliable.popleft()
 
+    def overtake(self, rng: Random) -> None:
+        """Let a reliable frame overtake those before it, as after a broker's reconnect."""
+        if len(self.reliable) > 1:
+            at = rng.randrange(1, len(self.reliable))
+            self.reliable.rotate(-at)
+            late = self.reliable.popleft()
+            self.reliable.rotate(at)
+            self.reliable.appendleft(late)
+
     def rest(self) -> list[bytes]:
         """Return all that is under way, as a good link would deliver it."""
         out = [*self.reliable, *self.provisional]

@@ -32,6 +32,7 @@ from shared.session.cloud import (
     ACK_EVERY,
     ACK_WITHIN,
     MAX_BLOB_DATA,
+    MAX_OVER,
     MAX_STREAMS,
     MAX_TEXT,
     greeting,
@@ -619,3 +620,12 @@ def test_a_message_that_repeats_what_a_device_sent_fits_a_frame() -> None:
         frame.text for frame in sent(session) if isinstance(frame, frames.Error | frames.Notice)
     ]
     assert texts == ["é" * MAX_TEXT] * 3
+
+
+def test_only_the_last_closed_conversations_are_remembered_to_know_a_copy_by() -> None:
+    session, _ = begin()
+    hear(session, frames.Bye(1, 4, 2))
+    for number in range(2, MAX_OVER + 2):
+        hear(session, frames.Open(number, 4, 1, BODY), frames.Bye(number, 4, 2))
+    assert len(session._over) == MAX_OVER
+    assert hear(session, frames.Open(MAX_OVER + 1, 4, 1, BODY)) == []

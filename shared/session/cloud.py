@@ -24,7 +24,7 @@ CREDIT = 64
 MAX_STREAMS = 256
 """Open conversations of one device."""
 MAX_OVER = 1024
-"""Closed streams of a connection that are remembered, against late copies of their frames."""
+"""Closed streams that a connection remembers: no copy of a frame is under way for longer."""
 MAX_TEXT = 4096
 """Characters of a message: one that repeats what a device sent cannot outgrow a frame."""
 MAX_BLOB_DATA = 64 * 1024

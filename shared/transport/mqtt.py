@@ -24,7 +24,7 @@ from random import Random
 import msgspec
 
 from shared.backoff import Backoff
-from shared.errors import ConfigError, DeltarelayError, LinkError
+from shared.errors import CapacityError, ConfigError, DeltarelayError, LinkError
 from shared.transport import Transport
 from shared.transport.mqtt_address import Broker
 from shared.transport.mqtt_client import MqttClient
@@ -349,8 +349,15 @@ class MqttListener:
         down = f"{self._root}/{device}/down"
 
         def publish(payload: bytes, *, provisional: bool) -> None:
-            if self._client is not None:
-                self._client.publish(down, payload, provisional=provisional)
+            client = self._client
+            if client is None:
+                return
+            if client.is_crowded_by(down):  # it costs nobody else the connection to the broker
+                client.drop(down)
+                why = f"{transport.name}: it takes less than is sent to it; its replies are dropped"
+                transport.end(CapacityError(why), hang_up=True)
+            else:
+                client.publish(down, payload, provisional=provisional)
 
         def ended(hang_up: bool) -> None:
             self._devices.pop(device, None)
