@@ -222,9 +222,9 @@ def test_a_forgotten_device_leaves_nothing_and_its_tenants_others_go_on(tmp_path
                     operate, ["forget", "taxi-1", "--set", f"state={tmp_path}"]
                 )
                 assert result == 0
-                held = {device for device, _ in decoder._entries}
+                held = {device for device, _ in decoder.conversations.keys}
                 assert held == {"taxi-2"}, "and taxi-1 has to say its words again"
-                assert "taxi-1" not in decoder._epochs
+                assert decoder.conversations.epoch_of("taxi-1") == 0
                 assert ("taxi", "taxi-1") not in decoder.admission._devices
                 assert await answer(good, "hello again")
                 assert await answer(talk, "And home") != expected

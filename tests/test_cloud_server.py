@@ -166,7 +166,7 @@ def test_new_words_during_a_reply_interrupt_it_and_history_keeps_what_was_read()
             heard = talk.reply.shown
             assert talk.stream.turns[0].reply_ids == tuple(talk.reply.ids[:heard])
             assert await answer(talk, "Stop, thank you")
-            conversation = world.decoder.conversation("car", talk.stream.body.conversation)
+            conversation = world.decoder.conversations.get("car", talk.stream.body.conversation)
             assert conversation is not None
             turn = conversation._history.turns[0]
             assert turn is not None
@@ -263,7 +263,7 @@ def test_a_conversation_longer_than_the_context_drops_oldest_turns_and_goes_on()
         async with world.agent() as agent, agent.conversation(max_tokens=20) as talk:
             for n in range(14):
                 assert await answer(talk, f"Turn number {n}, please find a charger near the office")
-            conversation = world.decoder.conversation("car", talk.stream.body.conversation)
+            conversation = world.decoder.conversations.get("car", talk.stream.body.conversation)
             assert conversation is not None
             assert conversation._history.turns[0] is None
             assert conversation._history.turns[-1] is not None
@@ -348,7 +348,7 @@ def test_a_decoder_that_lost_everything_is_told_the_history_again() -> None:
                 got = [await answer(talk, "Find a charger")]
                 await talk.revise("And")
                 world.transports[-1].close()
-                world.decoder.forget("car", talk.stream.body.conversation)
+                world.decoder.conversations.forget("car", talk.stream.body.conversation)
                 got.append(await answer(talk, "And home"))
                 assert got == expected
 
@@ -364,7 +364,7 @@ def test_a_second_agent_with_the_same_identity_takes_over_and_the_first_is_told(
                     await talk.revise("hello?")
                     await asyncio.sleep(0.05)
                     await talk.revise("hello??")
-        world.decoder.forget("car", talk.stream.body.conversation)
+        world.decoder.conversations.forget("car", talk.stream.body.conversation)
 
     in_world(test)
 
@@ -497,7 +497,7 @@ def test_more_or_longer_stop_strings_than_are_compared_are_refused(stops: list[s
 def test_a_device_with_too_many_conversations_loses_its_own_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloud.server.MAX_STREAMS", 3)
+    monkeypatch.setattr("cloud.conversations.MAX_STREAMS", 3)
 
     async def test(world: World) -> None:
         async with world.agent("quiet") as quiet, quiet.conversation(max_tokens=3) as kept:
@@ -510,7 +510,7 @@ def test_a_device_with_too_many_conversations_loses_its_own_and_nobody_elses(
                 for talk in talks[3:]:
                     await answer(talk, "Find a charger")
                 names = [talk.stream.body.conversation for talk in talks]
-                held = [world.decoder.conversation("greedy", n) is not None for n in names]
+                held = [world.decoder.conversations.get("greedy", n) is not None for n in names]
                 assert held == [False, False, True, True, True]
                 with pytest.raises(DeltarelayError, match="3 conversations are held"):
                     await answer(talks[0], "Find a charger")

@@ -84,7 +84,7 @@ class Hall(World):
         await self.idle()
         until = time.monotonic() + 20
         while True:
-            live = {key: decoder.conversation(*key) for key in decoder.conversations}
+            live = {key: decoder.conversations.get(*key) for key in decoder.conversations.keys}
             if all(c and snapshots._written.get(k, 0.0) >= c.touched for k, c in live.items()):
                 return
             assert time.monotonic() < until, "the snapshot does not come"
@@ -143,7 +143,7 @@ def test_after_a_kill_tokens_come_from_the_snapshot_and_replies_are_the_same(
         async with hall.agent() as agent, agent.conversation(max_tokens=12) as talk:
             got = [await answer(talk, text) for text in texts[:3]]
             await hall.written()
-            conversation = hall.decoder.conversation("car", talk.stream.body.conversation)
+            conversation = hall.decoder.conversations.get("car", talk.stream.body.conversation)
             assert conversation is not None
             held = len(conversation.prompt)
             await hall.kill()
@@ -211,7 +211,7 @@ def test_a_reply_goes_on_behind_the_ids_that_its_device_holds(tmp_path: Path) ->
                         await hall.kill()
                 reply = talk.stream.turns[0].reply_ids
                 assert list(reply[: len(before)]) == before
-                conversation = hall.decoder.conversation("car", talk.stream.body.conversation)
+                conversation = hall.decoder.conversations.get("car", talk.stream.body.conversation)
                 assert conversation is not None
                 assert conversation.turns[0] is not None
                 assert tuple(conversation.turns[0].reply) == reply
@@ -453,7 +453,7 @@ def test_a_snapshot_of_one_more_turn_writes_its_blocks_only(tmp_path: Path) -> N
         async with hall.agent() as agent, agent.conversation(max_tokens=12) as talk:
             await answer(talk, LONG * 3)
             await hall.written()
-            conversation = hall.decoder.conversation("car", talk.stream.body.conversation)
+            conversation = hall.decoder.conversations.get("car", talk.stream.body.conversation)
             assert conversation is not None
             before, had = len(conversation.prompt), segments(hall.folder)
             await answer(talk, LONG)
@@ -526,13 +526,13 @@ def test_dropped_turns_stay_dropped_after_a_kill(tmp_path: Path) -> None:
         async with hall.agent() as agent, agent.conversation(max_tokens=12) as talk:
             for number in range(12):
                 await answer(talk, f"{number} {LONG}")
-            before = hall.decoder.conversation("car", talk.stream.body.conversation)
+            before = hall.decoder.conversations.get("car", talk.stream.body.conversation)
             assert before is not None
             prompt = before.prompt
             assert before.turns[0] is None
             await hall.written()
             await hall.kill()
-            after = hall.decoder.conversation("car", talk.stream.body.conversation)
+            after = hall.decoder.conversations.get("car", talk.stream.body.conversation)
             assert after is not None
             assert after.prompt == prompt
             await hall.settled()

@@ -40,15 +40,15 @@ _NEVER = float("-inf")
 Resume = Callable[[SavedConversation], Conversation]
 
 
-class House(Protocol):
-    """The decoder whose conversations are kept."""
+class Held(Protocol):
+    """The conversations that are kept, as `cloud.conversations` has them."""
 
     @property
-    def conversations(self) -> list[tuple[str, str]]:
-        """Device and id of every conversation."""
+    def keys(self) -> list[tuple[str, str]]:
+        """Device and name of each."""
         ...
 
-    def conversation(self, device: str, name: str) -> Conversation | None: ...
+    def get(self, device: str, name: str) -> Conversation | None: ...
     def epoch_of(self, device: str) -> int: ...
 
 
@@ -59,10 +59,8 @@ class Snapshots:
         ConfigError: the folder that settings name cannot be used.
     """
 
-    def __init__(
-        self, house: House, brain: Brain, worker: Worker, settings: DecoderSettings
-    ) -> None:
-        self._house, self._brain, self._every = house, brain, settings.snapshot_every
+    def __init__(self, held: Held, brain: Brain, worker: Worker, settings: DecoderSettings) -> None:
+        self._held, self._brain, self._every = held, brain, settings.snapshot_every
         self._store = SnapshotStore(
             Path(settings.snapshots),
             layout_of(brain, settings),
@@ -169,8 +167,8 @@ class Snapshots:
     async def _round(self, *, hurry: bool = False) -> bool:
         """Write every conversation that has changed; return whether it went well."""
         last, self._round_at = self._round_at, time.monotonic()
-        for key in self._house.conversations:
-            conversation = self._house.conversation(*key)
+        for key in self._held.keys:
+            conversation = self._held.get(*key)
             if conversation is None or conversation.touched <= self._written.get(key, _NEVER):
                 continue
             idle = conversation.is_between_turns or conversation.touched < last
@@ -195,7 +193,7 @@ class Snapshots:
         saved = SavedConversation(
             self._brain.tokenizer.digest,
             device,
-            self._house.epoch_of(device),
+            self._held.epoch_of(device),
             save_stream(conversation.stream),
             conversation.handle.known,
             [
@@ -205,7 +203,7 @@ class Snapshots:
         )
         work = partial(self._writer.write, saved, conversation.handle.look, idle=idle, hurry=hurry)
         whole = await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        if self._house.conversation(*key) is conversation:
+        if self._held.get(*key) is conversation:
             self._written[key] = touched if whole else _NEVER
 
 
