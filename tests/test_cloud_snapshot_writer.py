@@ -145,6 +145,19 @@ def test_an_evicted_sequence_keeps_what_was_written(tmp_path: Path) -> None:
     assert len(stored(store)) == 6
 
 
+def test_a_conversation_the_engine_knows_no_words_of_keeps_what_was_written(
+    tmp_path: Path,
+) -> None:
+    cache = filled_cache(40)
+    store = open_store(tmp_path, cache)
+    sequence = sequence_of(some_ids(Random(1), 6 * BLOCK), 6)
+    writer = writer_of(store, cache, SlowWorker(lambda: None))
+    writer.write(conversation(), lambda: sequence, idle=True, hurry=False)
+    for unknown in (None, sequence_of([], 0)):
+        assert writer.write(conversation(), lambda s=unknown: s, idle=True, hurry=False)
+    assert len(stored(store)) == 6
+
+
 @pytest.mark.parametrize("piece", [1, 2, 3])
 @pytest.mark.parametrize("what", ["taken back", "evicted", "gone", "another adapter"])
 def test_words_that_change_between_two_pieces_spoil_no_file(

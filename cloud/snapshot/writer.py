@@ -102,7 +102,7 @@ class SnapshotWriter:
         """
         kept = self._store.put_log(saved)
         prefix = self._ask(lambda _engine: _look(sight))
-        if prefix is None:
+        if prefix is None or not prefix.ids:  # the engine has not been told of its words yet
             return True
         keys = block_keys(prefix.namespace, prefix.ids, BLOCK)
         wanted = set(keys)
