@@ -136,7 +136,7 @@ async def echo(reader: StreamReader, writer: StreamWriter) -> None:
 async def echoing(
     up: Direction,
     down: Direction | None = None,
-    tap: Tap | None = None,
+    tap: Tap = lambda *_: None,
 ) -> AsyncGenerator[TcpProxy, None]:
     """Run an echo server behind a proxy."""
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
@@ -273,20 +273,23 @@ def test_where_the_server_refuses_the_client_is_hung_up_on() -> None:
     run(test)
 
 
-def test_a_tap_sees_the_bytes_of_each_connection_and_direction() -> None:
+def test_a_tap_sees_what_a_client_sends_and_what_comes_out_to_it() -> None:
     async def test() -> None:
-        seen: list[tuple[int, str, bytes]] = []
+        seen: dict[tuple[int, str], list[tuple[float, bytes]]] = {}
 
         def tap(number: int, way: str, data: bytes) -> None:
-            seen.append((number, way, data))
+            seen.setdefault((number, way), []).append((now(), data))
 
-        async with echoing(Direction(Random(1)), tap=tap) as proxy:
+        slow = Impairments(delay=0.05)
+        async with echoing(Direction(Random(1), slow), Direction(Random(2), slow), tap) as proxy:
             for text in (b"one", b"two"):
                 client = await Client.connect(proxy)
                 with closing(client.writer):
                     await client.ping(text)
-        both = [[(n, "up", text), (n, "down", text)] for n, text in enumerate((b"one", b"two"))]
-        assert seen == [*both[0], *both[1]]
+        for number, text in enumerate((b"one", b"two")):
+            sent, came = seen[number, "up"][0], seen[number, "down"][0]
+            assert sent[1] == came[1] == text
+            assert came[0] - sent[0] >= 0.1
 
     run(test)
 

@@ -11,6 +11,7 @@ import contextlib
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from shared.errors import LinkError
 from simulations.link.direction import Direction
@@ -25,7 +26,11 @@ BUFFER = 64
 """Segments of one connection under way in one direction; further ones wait at the sender."""
 
 Tap = Callable[[int, str, bytes], None]
-"""Called with the number of a connection, "up" or "down", and bytes, when they enter the proxy."""
+"""Called with the number of a connection, "up" or "down", and bytes, at the client's end."""
+
+
+def _ignore(*_: object) -> None:
+    """Nobody looks."""
 
 
 class TcpProxy:
@@ -34,9 +39,7 @@ class TcpProxy:
     `up` and `down` are shared by all connections, as a modem is.
     """
 
-    def __init__(
-        self, host: str, port: int, up: Direction, down: Direction, tap: Tap | None
-    ) -> None:
+    def __init__(self, host: str, port: int, up: Direction, down: Direction, tap: Tap) -> None:
         self._server = host, port
         self._up, self._down, self._tap = up, down, tap
         self._loop = asyncio.get_running_loop()
@@ -79,13 +82,14 @@ class TcpProxy:
     ) -> None:
         """Carry one direction of a connection, in order."""
         direction = self._up if way == "up" else self._down
+        tap = partial(self._tap, number, way)
+        taps = (tap, _ignore) if way == "up" else (_ignore, tap)
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(BUFFER)
         async with asyncio.TaskGroup() as group:
-            group.create_task(_come_out(under_way, writer))
+            group.create_task(_come_out(under_way, writer, taps[1]))
             while True:
                 data = await _read(reader)
-                if self._tap is not None and data:
-                    self._tap(number, way, data)
+                taps[0](data)
                 await under_way.put((await self._arrival(direction, len(data)), data))
                 if not data:
                     return
@@ -110,12 +114,17 @@ async def _read(reader: StreamReader) -> bytes:
         return b""
 
 
-async def _come_out(under_way: asyncio.Queue[tuple[float, bytes]], writer: StreamWriter) -> None:
+async def _come_out(
+    under_way: asyncio.Queue[tuple[float, bytes]],
+    writer: StreamWriter,
+    came_out: Callable[[bytes], None],
+) -> None:
     """Write each segment when it comes out; an empty one is the end."""
     receiver_is_there = True
     while True:
         at, data = await under_way.get()
         await _sleep_until(at)
+        came_out(data)
         try:
             if receiver_is_there and data:
                 writer.write(data)
@@ -136,13 +145,13 @@ async def _sleep_until(at: float) -> None:
 
 @asynccontextmanager
 async def open_proxy(
-    host: str, port: int, *, up: Direction, down: Direction, tap: Tap | None = None
+    host: str, port: int, *, up: Direction, down: Direction, tap: Tap = _ignore
 ) -> AsyncGenerator[TcpProxy, None]:
     """Listen on a free port of loopback for the server at `host:port`, until the block is left.
 
     Args:
         up, down: what happens to packets towards the server, and from it.
-        tap: sees what enters the proxy, before anything happens to it.
+        tap: sees what a client sends, and what comes out to it.
 
     Raises:
         LinkError: there is no free port.
