@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from edge.agent import connect
-from edge.conversation import Observer, converse
+from edge.converse import Observer, converse
+from edge.reply import Reply
 from edge.sources import Source
 from edge.sources.text import LineSource, ScriptSource
-from edge.talk import Reply
+from edge.talk import Talk
 from shared.commands import parser, print_json, progress, run, start_logging
 from shared.config import load_settings
 from shared.errors import TurnError
@@ -28,8 +29,13 @@ class EdgeSettings(msgspec.Struct, frozen=True):
     model: str = ""
     """Refuse a decoder that serves another model."""
     device: str = ""
+    """This vehicle's name in its fleet, the same at every start; no VIN."""
     fleet: str = "fleet"
     decoder: str = ""
+    spool: str = ""
+    """Folder of this device in which its conversation outlives the process; empty: nothing does."""
+    conversation: str = "drive"
+    """Name of the conversation that the spool goes on with."""
     system: str = "You are the assistant of a car. Answer the driver in one short sentence."
     max_tokens: int = 64
     deadline: float = 30.0
@@ -88,16 +94,17 @@ class Reporter:
         if not self._as_json:
             print(piece, end="", flush=True)
 
-    def reply(self, text: str, reply: Reply) -> None:
-        """A reply is over."""
+    def reply(self, text: str, reply: Reply, *, timed: bool = True) -> None:
+        """A reply is over; `timed`: this process has seen its turn end."""
         first = None
-        if reply.first_at is not None:
+        if timed and reply.first_at is not None:
             first = round((reply.first_at - reply.asked_at) * 1e3, 2)
         self.turns.append(
             {"text": text, "reply": reply.text, "reason": reply.reason, "first_token_ms": first}
         )
         if not self._as_json:
-            print(f"\n[{reply.reason}, first token after {first} ms]", flush=True)
+            after = f", first token after {first} ms" if timed else ""
+            print(f"\n[{reply.reason}{after}]", flush=True)
 
     def error(self, error: TurnError) -> None:
         """A turn could not be answered."""
@@ -117,21 +124,40 @@ async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: 
             device=settings.device,
             fleet=settings.fleet,
             decoder=settings.decoder or None,
+            spool=Path(settings.spool) if settings.spool else None,
         ) as agent:
-            progress(f"connected to decoder {agent.welcome.decoder} ({agent.welcome.model})")
+            decoder = f"decoder {agent.welcome.decoder} ({agent.welcome.model})"
+            progress(f"connected to {decoder}" if agent.is_connected else f"waiting for {decoder}")
             async with agent.conversation(
+                settings.conversation if settings.spool else "",
                 system=settings.system,
                 max_tokens=settings.max_tokens,
                 deadline=settings.deadline,
                 stop=settings.stop,
                 adapter=settings.adapter,
+                keep=bool(settings.spool),
             ) as talk:
+                await _finish_reply(talk, report)
                 await converse(talk, source, observer, whole=whole)
     except asyncio.CancelledError:
         return 143
     if as_json:
         print_json({"turns": report.turns})
     return 0
+
+
+async def _finish_reply(talk: Talk, report: Reporter) -> None:
+    """Show the reply that an earlier process was still waiting for."""
+    if not talk.pending:
+        return
+    reply = talk.reply
+    assert reply is not None
+    try:
+        async for piece in talk.resume():
+            report.piece(piece)
+    except TurnError as error:
+        report.error(error)
+    report.reply("", reply, timed=False)
 
 
 if __name__ == "__main__":

@@ -1,71 +1,76 @@
 """The library face of the edge: connect, hold conversations."""
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
 import secrets
 import socket
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from edge.link import Link, open_transport
+from edge.conversations import Conversations
+from edge.door import door_to
+from edge.fetch import TokenizerFetch
+from edge.link import Link
+from edge.spool import Spool
 from edge.talk import Talk
 from shared import frames
 from shared.channel import Traffic
 from shared.errors import (
     ConfigError,
-    ContextLengthError,
     DeltarelayError,
     LinkError,
-    ModelError,
-    RemoteProtocolError,
-    TokenizerMismatchError,
 )
 from shared.frames import HelloBody, OpenBody, Sampling, WelcomeBody
-from shared.models import cached_blob, store_blob
 from shared.session import (
     BlobArrived,
+    Connected,
     EdgeSession,
-    EdgeStream,
     Event,
     Finished,
     Noticed,
     Refused,
     Replied,
 )
-from shared.tokenizer import MAX_BLOB, Tokenizer, load_tokenizer
-from shared.transport import Transport
+from shared.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-FETCH_TIMEOUT = 30.0
-GOODBYE = 0.5
-"""Seconds a closing conversation waits for the decoder to confirm."""
-
 
 class Agent:
-    """A connected edge agent. Made by `connect`."""
+    """A connected edge agent. Made by `connect`.
 
-    def __init__(self, session: EdgeSession) -> None:
-        self._session = session
+    Args:
+        spool: where conversations are kept on disk; None: nowhere. The agent closes it.
+    """
+
+    def __init__(self, session: EdgeSession, spool: Spool | None = None) -> None:
+        self._session, self._spool = session, spool
         self._link: Link | None = None
-        self._talks: dict[int, Talk] = {}
         self._tokenizer: Tokenizer | None = None
-        self._blob: bytearray = bytearray()
-        self._blob_size = -1
-        self._blob_changed = asyncio.Event()
+        self._fetch = TokenizerFetch(session, self._pump)
+        self._conversations = Conversations(session, spool, self._pump)
         self._failure: DeltarelayError | None = None
+        if spool is not None:
+            rewrite = self._conversations.rewrite
+            spool.on_lost = partial(asyncio.get_running_loop().call_soon_threadsafe, rewrite)
 
     @property
     def welcome(self) -> WelcomeBody:
-        """What the decoder said of itself."""
-        assert self._session.welcome is not None
-        return self._session.welcome
+        """What the decoder said of itself; without one yet, what was last heard of it."""
+        welcome = self._session.welcome or (self._spool.welcome if self._spool else None)
+        assert welcome is not None
+        return welcome
+
+    @property
+    def is_connected(self) -> bool:
+        """A decoder answers now."""
+        return self._session.live
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -83,9 +88,20 @@ class Agent:
         """Frames and bytes over the link so far."""
         return self._link.traffic if self._link is not None else Traffic()
 
+    @property
+    def spool(self) -> Spool | None:
+        """What keeps conversations on disk; its `outbox` has the counts and says why it is red."""
+        return self._spool
+
+    @property
+    def kept(self) -> list[str]:
+        """Names of the conversations to go on with: those that are not in use."""
+        return self._conversations.idle
+
     @asynccontextmanager
-    async def conversation(
+    async def conversation(  # noqa: PLR0913 - keywords
         self,
+        name: str = "",
         *,
         system: str = "",
         max_tokens: int = 256,
@@ -94,10 +110,13 @@ class Agent:
         stop: Sequence[str] = (),
         schema: str | Mapping[str, Any] = "",
         adapter: str = "",
+        keep: bool = False,
     ) -> AsyncGenerator[Talk, None]:
         """Hold a conversation; leaving the block says goodbye, and the decoder forgets it.
 
         Args:
+            name: goes on with the conversation of this name, where an earlier block or process left
+                it, if the agent keeps one; otherwise a new one begins.
             system: the system text of the model's chat template.
             max_tokens: most tokens of one reply.
             deadline: seconds from the end of a turn to the end of its reply; 0: none.
@@ -105,6 +124,7 @@ class Agent:
             stop: strings that end a reply.
             schema: a JSON schema, as text or as a mapping, that replies follow.
             adapter: name of a LoRA adapter of the decoder that replies; empty: the base model does.
+            keep: leaving the block says no goodbye; the next one of this name goes on.
         """
         if max_tokens < 1 or deadline < 0:
             raise ConfigError(
@@ -122,132 +142,69 @@ class Agent:
             adapter,
             deadline=deadline,
         )
-        stream = self._session.open(body)
-        talk = Talk(stream, self.tokenizer, lambda urgent: self._touch(stream, urgent=urgent))
-        self._talks[stream.number] = talk
-        self._pump()
+        entry = self._conversations.enter(name, body, self.tokenizer)
+        assert entry.talk is not None
         try:
-            yield talk
+            yield entry.talk
         finally:
-            await self._say_goodbye(stream)
+            await self._conversations.leave(entry, keep=keep)
 
     # --- used by `connect`
 
     async def start(self, link: Link, pinned: bytes | None) -> None:
-        """Connect and agree on the tokenizer."""
+        """Connect and agree on the tokenizer. Who was here before may start without a decoder."""
         self._link = link
-        await link.start()
-        digest = self.welcome.tokenizer
-        blob = pinned or cached_blob(digest) or await self._fetch(digest)
-        tokenizer = load_tokenizer(blob)
-        if tokenizer.digest != digest:
-            raise TokenizerMismatchError(
-                f"tokenizer here {tokenizer.digest}, at decoder {self.welcome.decoder} {digest}: "
-                "leave `tokenizer` unset to fetch the decoder's"
-            )
-        if tokenizer.golden != self.welcome.golden:
-            raise TokenizerMismatchError(
-                f"tokenizer {digest}: the golden texts are split differently here "
-                f"({tokenizer.golden}) and at decoder {self.welcome.decoder} "
-                f"({self.welcome.golden}): install the same tokenizer library versions"
-            )
-        self._tokenizer = tokenizer
-        self._session.use_tokenizer(digest, tokenizer.golden)
+        remembered = self._spool.welcome if self._spool is not None else None
+        if remembered is not None and len(
+            self._conversations
+        ):  # their ids are those of this tokenizer
+            self._session.use_tokenizer(remembered.tokenizer, remembered.golden)
+        try:
+            await link.start()
+        except LinkError as error:
+            if remembered is None:
+                raise
+            self._tokenizer = await self._fetch.tokenizer(remembered, pinned)
+            self._session.use_tokenizer(remembered.tokenizer, remembered.golden)
+            link.start_alone(error)
+            return
+        welcome = self.welcome
+        self._tokenizer = await self._fetch.tokenizer(welcome, pinned)
+        self._session.use_tokenizer(welcome.tokenizer, welcome.golden)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up. What is kept is on disk then."""
         if self._link is not None:
             await self._link.close()
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.close)
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Follow what the session reports."""
         for event in events:
             match event:
                 case BlobArrived():
-                    self._take_blob(event)
+                    self._fetch.take(event)
+                case Connected(welcome):
+                    if self._spool is not None:
+                        self._spool.remember(welcome)
                 case Noticed(frames.CONNECTION, topic, text):
                     log.warning("decoder %s: %s: %s", self.welcome.decoder, topic, text)
                 case Replied() | Finished() | Noticed() | Refused():
-                    if (talk := self._talks.get(event.stream)) is not None:
-                        _tell(talk, event)
+                    self._conversations.follow(event)
                 case _:
                     pass
 
     def on_lost(self, error: DeltarelayError) -> None:
         """The link will not come back."""
         self._failure = error
-        for talk in self._talks.values():
-            talk.failed(error)
+        self._conversations.fail(error)
 
     # --- inside
-
-    def _touch(self, stream: EdgeStream, *, urgent: bool) -> None:
-        self._session.touch(stream, time.monotonic(), urgent=urgent)
-        self._pump()
 
     def _pump(self) -> None:
         if self._link is not None:
             self._link.pump()
-
-    async def _say_goodbye(self, stream: EdgeStream) -> None:
-        self._talks.pop(stream.number, None)
-        stream.close()
-        self._pump()
-        until = time.monotonic() + GOODBYE
-        while (  # noqa: ASYNC110 - acknowledgements are no events
-            self._session.live and stream.unacknowledged and time.monotonic() < until
-        ):
-            await asyncio.sleep(0.005)
-        self._session.forget(stream)
-
-    async def _fetch(self, digest: str) -> bytes:
-        """Fetch the tokenizer's blob from the decoder, verify and cache it."""
-        self._blob.clear()
-        self._blob_size = -1
-        try:
-            async with asyncio.timeout(FETCH_TIMEOUT):
-                while len(self._blob) != self._blob_size:
-                    self._blob_changed.clear()
-                    self._session.fetch(digest, len(self._blob))
-                    self._pump()
-                    await self._blob_changed.wait()
-        except TimeoutError:
-            raise LinkError(f"tokenizer {digest} did not arrive in {FETCH_TIMEOUT:g} s") from None
-        blob = bytes(self._blob)
-        self._blob.clear()
-        found = hashlib.sha256(blob).hexdigest()
-        if found != digest:
-            raise RemoteProtocolError(
-                f"the decoder sent a tokenizer of digest {found}, not {digest}"
-            )
-        store_blob(digest, blob)
-        return blob
-
-    def _take_blob(self, event: BlobArrived) -> None:
-        if event.size > MAX_BLOB:
-            raise RemoteProtocolError(f"a blob of {event.size} bytes: at most {MAX_BLOB} are taken")
-        if event.offset == len(self._blob) and event.data:
-            self._blob += event.data
-            self._blob_size = event.size
-            self._blob_changed.set()
-
-
-def _tell(talk: Talk, event: Replied | Finished | Noticed | Refused) -> None:
-    match event:
-        case Replied():
-            talk.replied(event.ids)
-        case Finished():
-            talk.finished(event.turn, event.reason)
-        case Noticed():
-            talk.noticed(event.topic, event.text)
-        case Refused():
-            talk.failed(_refusal(event))
-
-
-def _refusal(event: Refused) -> DeltarelayError:
-    kinds = (ContextLengthError, ModelError, ConfigError)
-    kind = next((k for k in kinds if k.code == event.code), RemoteProtocolError)
-    return kind(event.text)
 
 
 @asynccontextmanager
@@ -259,6 +216,7 @@ async def connect(
     fleet: str = "fleet",
     decoder: str | None = None,
     tokenizer: bytes | None = None,
+    spool: Path | None = None,
     rng: Random | None = None,
 ) -> AsyncGenerator[Agent, None]:
     """Connect to a decoder.
@@ -271,20 +229,26 @@ async def connect(
         decoder: over MQTT, the decoder to use; by default one is chosen by rendezvous hashing.
         tokenizer: a tokenizer blob to insist on; by default the decoder's is fetched once and
             cached.
+        spool: a folder of this device in which conversations outlive the process; then a reply is
+            shown once what came before it is on disk, and an agent that was connected before starts
+            without a decoder, too.
         rng: chooses the jitter of reconnecting.
 
     Raises:
-        LinkError: nobody answers at `url`.
+        LinkError: nobody answers at `url`, or another process uses the spool.
         TokenizerMismatchError, ModelError: the decoder serves something else.
     """
+    if spool is not None and not device:
+        raise ConfigError("a spool is of one device: name the device, the same at every start")
     device = device or default_device()
-    session = EdgeSession(HelloBody(device, secrets.token_hex(8), model=model))
-    agent = Agent(session)
-
-    async def open_one() -> Transport:
-        return await open_transport(url, fleet=fleet, device=device, decoder=decoder)
-
-    link = Link(session, open_one, on_events=agent.on_events, on_lost=agent.on_lost, rng=rng)
+    door = door_to(url, fleet=fleet, device=device, decoder=decoder)
+    kept = Spool(spool) if spool is not None else None
+    welcome = kept.welcome if kept is not None else None
+    epoch = welcome.epoch if welcome is not None else 0
+    hello = HelloBody(device, secrets.token_hex(8), model=model, epoch=epoch)
+    session = EdgeSession(hello, durable=kept is not None)
+    agent = Agent(session, kept)
+    link = Link(session, door, on_events=agent.on_events, on_lost=agent.on_lost, rng=rng)
     try:
         await agent.start(link, tokenizer)
         yield agent

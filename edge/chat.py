@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from edge.__main__ import EdgeSettings, edge_settings
 from edge.agent import connect
-from edge.conversation import Observer, converse
+from edge.converse import Observer, converse
+from edge.reply import Reply
 from edge.sources.keyboard import KeyboardSource
-from edge.talk import Reply, Talk
+from edge.talk import Talk
 from shared.child import open_decoder
 from shared.commands import parser, progress, start_logging
 from shared.errors import TurnError

@@ -3,40 +3,24 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
+from edge.door import Door
+from shared import frames
 from shared.backoff import Backoff
 from shared.channel import Channel, Traffic
-from shared.errors import ConfigError, DeltarelayError, LinkError
-from shared.session import Connected, Disconnected, EdgeSession, Event
-from shared.transport import Transport
-from shared.transport.mqtt import connect_mqtt
-from shared.transport.mqtt_client import parse_broker
-from shared.transport.shm import connect_shm
+from shared.errors import DeltarelayError, LinkError
+from shared.frames import DRAINING
+from shared.session import Connected, Disconnected, EdgeSession, Event, Noticed
 
 log = logging.getLogger(__name__)
 
 GREETING_TIMEOUT = 5.0
 
 
-async def open_transport(url: str, *, fleet: str, device: str, decoder: str | None) -> Transport:
-    """Connect to `shm:///path` or `mqtt[s]://[user:password@]host[:port]`.
-
-    Raises:
-        ConfigError: the address is of another form.
-        LinkError: nobody answers there.
-    """
-    scheme, _, rest = url.partition("://")
-    if scheme == "shm" and rest.startswith("/"):
-        return await connect_shm(rest)
-    if scheme in ("mqtt", "mqtts"):
-        return await connect_mqtt(parse_broker(url), fleet=fleet, device=device, decoder=decoder)
-    raise ConfigError(f"{url}: expected shm:///absolute/path or mqtt://host:port")
-
-
 class Link:
-    """Keeps `session` connected through transports that `open_one` makes.
+    """Keeps `session` connected through transports that `door` opens.
 
     Args:
         on_events: gets what the session reports.
@@ -46,19 +30,21 @@ class Link:
     def __init__(
         self,
         session: EdgeSession,
-        open_one: Callable[[], Awaitable[Transport]],
+        door: Door,
         *,
         on_events: Callable[[Sequence[Event]], None],
         on_lost: Callable[[DeltarelayError], None],
         rng: Random | None = None,
     ) -> None:
-        self._session, self._open_one = session, open_one
+        self._session, self._door = session, door
         self._on_events, self._on_lost = on_events, on_lost
         self._backoff = Backoff(rng or Random())
         self._channel: Channel | None = None
         self._greeted: asyncio.Future[None] | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._closed = False
+        self._moving = False
+        """The decoder wants to leave: find another as soon as no reply is under way."""
         self.num_reconnects = 0
         self.traffic = Traffic()
 
@@ -69,6 +55,10 @@ class Link:
             DeltarelayError: no decoder, or it refuses.
         """
         await self._connect()
+
+    def start_alone(self, error: DeltarelayError) -> None:
+        """Nobody answered at the start: keep trying."""
+        self._after_loss(error, retry=True)
 
     def pump(self) -> None:
         """Send what the session owes."""
@@ -85,7 +75,8 @@ class Link:
             self._channel.close()
 
     async def _connect(self) -> None:
-        transport = await self._open_one()
+        transport = await self._door.open()
+        self._moving = False
         self._greeted = asyncio.get_running_loop().create_future()
         channel = Channel(
             self._session,
@@ -101,6 +92,7 @@ class Link:
         try:
             await asyncio.wait_for(self._greeted, GREETING_TIMEOUT)
         except TimeoutError:
+            self._door.avoid()
             channel.close()
             raise LinkError(f"{transport.name}: no answer to HELLO") from None
         finally:
@@ -114,10 +106,16 @@ class Link:
                     if self._greeted is not None and not self._greeted.done():
                         self._greeted.set_result(None)
                 case Disconnected(error, retry):
+                    self._door.avoid()
                     self._hang_up(error, retry=retry)
+                case Noticed(frames.CONNECTION, topic, _) if topic == DRAINING:
+                    self._moving = True
                 case _:
                     pass
         self._on_events(events)
+        if self._moving and not self._session.awaits_reply:
+            self._door.avoid()
+            self._hang_up(LinkError("the decoder is about to leave"), retry=True)
 
     def _hang_up(self, error: DeltarelayError, *, retry: bool) -> None:
         channel, self._channel = self._channel, None

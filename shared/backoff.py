@@ -17,7 +17,7 @@ class Backoff:
     """
 
     def __init__(
-        self, rng: Random, *, base: float = 0.25, cap: float = 30.0, healthy: float = 30.0
+        self, rng: Random, *, base: float = 0.25, cap: float = 5.0, healthy: float = 30.0
     ) -> None:
         self._rng, self._base, self._cap, self._healthy = rng, base, cap, healthy
         self._failures = 0

@@ -46,16 +46,19 @@ class World:
         self.decoder = decoder
         self.transports: list[LoopbackTransport] = []
 
-    async def open_one(self) -> Transport:
+    async def open(self) -> Transport:
         mine, theirs = loopback_pair()
         self.decoder.connect(theirs)
         self.transports.append(mine)
         return mine
 
+    def avoid(self) -> None:
+        pass
+
     @asynccontextmanager
     async def agent(self, device: str = "car", **hello: str) -> AsyncIterator[Agent]:
         agent = Agent(EdgeSession(HelloBody(device, "boot", **hello)))
-        link = Link(agent._session, self.open_one, on_events=agent.on_events, on_lost=agent.on_lost)
+        link = Link(agent._session, self, on_events=agent.on_events, on_lost=agent.on_lost)
         try:
             await agent.start(link, None)
             yield agent
@@ -377,7 +380,7 @@ def test_a_device_that_breaks_the_protocol_loses_its_own_connection_only() -> No
     async def test(world: World) -> None:
         async with world.agent("good") as agent, agent.conversation(max_tokens=3) as talk:
             for garbage in (b"", b"\x10\x50\x00\x00", b"\x10\x05\x01", b"\x10" + bytes(300_000)):
-                transport = await world.open_one()
+                transport = await world.open()
                 closed = asyncio.Event()
                 transport.start(lambda _frame: None, lambda _why, c=closed: c.set())
                 transport.send(garbage)

@@ -354,3 +354,31 @@ def test_a_decoder_that_had_to_compile_starts_over_with_what_it_kept(tmp_path: P
     assert heard[0].count("loading") == 2
     assert "starting with" not in heard[1]
     assert heard[1].count("loading") == 1
+
+
+def test_an_agent_killed_while_its_reply_comes_is_started_again_and_shows_all_of_it(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            program = [sys.executable, "-m", "edge", "--to", decoder.address]
+            for change in ("device=car", f"spool={tmp_path}", "max_tokens=400", "system="):
+                program += ["--set", change]
+            async with connect(decoder.address, device="other") as agent:
+                async with agent.conversation(max_tokens=400, deadline=30.0) as talk:
+                    await answer(talk, "tell me a long story")
+                    expected = talk.exchanges[0][1]
+            first = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert first.stdin is not None
+            assert first.stdout is not None
+            first.stdin.write(b"tell me a long story\n\n")
+            first.stdin.flush()
+            heard = await asyncio.to_thread(first.stdout.read, 5)
+            first.kill()
+            first.communicate()
+            again = await asyncio.to_thread(deltarelay, *program[2:])
+            assert again.returncode == 0, again.stderr
+            assert again.stdout.startswith(expected + "\n[")
+            assert expected.encode().startswith(heard)
+
+    run(test)

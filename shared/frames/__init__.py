@@ -12,6 +12,7 @@ them.
 """
 
 from shared.frames.bodies import (
+    DRAINING,
     MAJOR,
     MAX_FRAME,
     MINOR,
@@ -53,6 +54,7 @@ from shared.frames.kinds import (
 
 __all__ = [
     "CONNECTION",
+    "DRAINING",
     "MAJOR",
     "MAX_FRAME",
     "MINOR",

@@ -17,6 +17,10 @@ RATE_LIMITED = "rate-limited"
 """Topic of the NOTICE that says why, and how long, the reply to an ended turn has to wait."""
 
 
+DRAINING = "draining"
+"""Topic of the NOTICE by which a decoder says that it is about to leave: another one takes over."""
+
+
 class Load(IntEnum):
     """How busy the decoder is: carry on, slow down, hold what can wait."""
 

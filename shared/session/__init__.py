@@ -8,7 +8,7 @@ replay buffer to keep.
 
 from shared.session.cloud import CloudSession
 from shared.session.cloud_stream import CloudStream
-from shared.session.conversation_log import Turn
+from shared.session.conversation_log import ConversationLog, Turn
 from shared.session.edge import EdgeSession
 from shared.session.edge_stream import EdgeStream
 from shared.session.events import (
@@ -39,6 +39,7 @@ __all__ = [
     "CloudSession",
     "CloudStream",
     "Connected",
+    "ConversationLog",
     "Disconnected",
     "EdgeSession",
     "EdgeStream",

@@ -58,6 +58,11 @@ class ConversationLog:
         """Index of the open turn."""
         return len(self.turns)
 
+    @property
+    def has_words(self) -> bool:
+        """Something is being said, or awaits its reply."""
+        return self.ended or bool(self.log.ids)
+
     def revise(self, keep: int, ids: Iterable[int], tail: Iterable[int]) -> bool:
         """Keep `keep` committed ids of the open turn, commit `ids` behind them, set the tail.
 
@@ -96,14 +101,32 @@ class ConversationLog:
         self.log.tail = ()
         self.ended = True
 
-    def cancel(self, heard: int) -> Turn:
-        """End the reply of the current turn; history keeps its first `heard` ids (barge-in)."""
+    def restore(
+        self,
+        turns: Iterable[Turn],
+        ids: Iterable[int],
+        reply_ids: Iterable[int],
+        *,
+        ended: bool,
+        attempt: int,
+    ) -> None:
+        """Go on from where an earlier process was: finished turns, the open one, its reply."""
+        self.turns = list(turns)
+        self.log, self.reply = TokenLog(ids), Reply(list(reply_ids))
+        self.ended, self.attempt = ended, attempt
+
+    def cancel(self, heard: int, reason: str = Reason.CANCELLED) -> Turn:
+        """End the reply of the current turn; history keeps its first `heard` ids.
+
+        Args:
+            reason: a barge-in, or that nobody replied in time.
+        """
         if not self.ended or self.closed:
             raise LocalProtocolError(f"turn {self.turn} has no reply to cancel")
         if not 0 <= heard <= len(self.reply.ids):
             raise LocalProtocolError(f"heard {heard}: 0..{len(self.reply.ids)} ids have arrived")
         del self.reply.ids[heard:]
-        return self.finish(Reason.CANCELLED)
+        return self.finish(reason)
 
     def reopen(self) -> None:
         """Take the end of the current turn back; what arrived of its reply is void.

@@ -1,6 +1,6 @@
 """The edge's end of a connection: greeting, pacing, liveness, its streams. No I/O, no clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from msgspec.structs import replace
@@ -39,10 +39,21 @@ PATIENCE = 3.0
 
 
 class EdgeSession:
-    """One device's relation to its decoder, over any number of connections in turn."""
+    """One device's relation to its decoder, over any number of connections in turn.
 
-    def __init__(self, hello: HelloBody, *, pace: float = PACE, patience: float = PATIENCE) -> None:
-        self._hello = hello
+    Args:
+        durable: the owner confirms finished replies (`EdgeStream.confirm`).
+    """
+
+    def __init__(
+        self,
+        hello: HelloBody,
+        *,
+        pace: float = PACE,
+        patience: float = PATIENCE,
+        durable: bool = False,
+    ) -> None:
+        self._hello, self._durable = hello, durable
         self._pace, self._patience = pace, patience
         self._epoch = hello.epoch
         self._asked = ""
@@ -66,6 +77,16 @@ class EdgeSession:
     def live(self) -> bool:
         """WELCOME has arrived and the connection stands."""
         return self._live
+
+    @property
+    def awaits_reply(self) -> bool:
+        """A turn has ended whose reply is not complete."""
+        return any(stream.ended for stream in self._streams.values())
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was granted last."""
+        return self._epoch
 
     def use_tokenizer(self, digest: str, golden: str) -> None:
         """Name the tokenizer whose ids this edge sends; the next HELLO states it."""
@@ -95,9 +116,13 @@ class EdgeSession:
 
     # --- the streams
 
-    def open(self, body: OpenBody) -> EdgeStream:
-        """Begin a conversation."""
-        stream = EdgeStream(next(self._numbers), body, self._send)
+    def open(
+        self, body: OpenBody, restore: Callable[[EdgeStream], None] | None = None
+    ) -> EdgeStream:
+        """Begin a conversation, or go on with one that `restore` brings back."""
+        stream = EdgeStream(next(self._numbers), body, self._send, durable=self._durable)
+        if restore is not None:
+            restore(stream)
         self._streams[stream.number] = stream
         if self._live and self.welcome is not None:
             stream.attach(self.welcome, None)
@@ -221,7 +246,8 @@ class EdgeSession:
         self._live, self._pending_since = True, None
         self._epoch, self.welcome = body.epoch, body
         held = {h.stream: h for h in body.held}
-        for stream in list(self._streams.values()):
+        idle_last = sorted(self._streams.values(), key=lambda stream: not stream.has_words)
+        for stream in idle_last:
             stream.attach(body, held.get(stream.number))
             self._flush_at[stream.number] = now
             self._forget_if_over(stream)

@@ -3,26 +3,46 @@
 `_told` committed ids of the open turn are on the wire, of which the first `_synced` still stand. A
 flush sends the difference: REWIND if the wire is ahead of what stands, COMMIT for what is new, TAIL
 for the rest.
+
+A finished reply is confirmed once it is safe here: until then the decoder keeps it, and hears
+nothing of the next turn.
 """
 
 from collections.abc import Callable, Iterable
 
 from shared import frames
 from shared.errors import RemoteProtocolError
-from shared.frames import Held, OpenBody, WelcomeBody
+from shared.frames import Held, OpenBody, Reason, WelcomeBody
 from shared.session.conversation_log import MAX_TURN, ConversationLog, Turn
 from shared.tokenlog import crc_of
 
 
 class EdgeStream(ConversationLog):
-    """One conversation; `send(frame)` puts a frame on the wire, and is only called while `live`."""
+    """One conversation; `send(frame)` puts a frame on the wire, and is only called while `live`.
 
-    def __init__(self, number: int, body: OpenBody, send: Callable[[frames.Frame], None]) -> None:
+    Args:
+        durable: the owner calls `confirm` when a finished reply is on disk; otherwise it is
+            confirmed at once.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        body: OpenBody,
+        send: Callable[[frames.Frame], None],
+        *,
+        durable: bool = False,
+    ) -> None:
         super().__init__()
         self.number = number
         self.body = body
         self._send = send
-        self._live = False
+        self._durable = durable
+        self._attached = False
+        self._unconfirmed: int | None = None
+        """The finished turn that is still the decoder's current one."""
+        self._missed: tuple[Held | None] | None = None
+        """What a decoder said it holds while a turn was unconfirmed."""
         self._epoch = 0
         self._seq = self._acked = 0
         self._credit = 0
@@ -45,9 +65,9 @@ class EdgeStream(ConversationLog):
         if self._live:
             self._send_end()
 
-    def cancel(self, heard: int) -> Turn:
-        """End the reply of the current turn; history keeps its first `heard` ids (barge-in)."""
-        turn = super().cancel(heard)
+    def cancel(self, heard: int, reason: str = Reason.CANCELLED) -> Turn:
+        """End the reply of the current turn; history keeps its first `heard` ids."""
+        turn = super().cancel(heard, reason)
         if self._live:
             self._emit(frames.Cancel, turn=self.turn - 1, heard=heard)
         return turn
@@ -70,18 +90,43 @@ class EdgeStream(ConversationLog):
     @property
     def unacknowledged(self) -> int:
         """Reliable frames the decoder has not confirmed."""
-        return self._seq - self._acked if self._live else 0
+        return self._seq - self._acked if self._attached else 0
+
+    @property
+    def _live(self) -> bool:
+        """Changes are told. Otherwise they touch the log only; the difference is told later."""
+        return self._attached and self._unconfirmed is None
 
     def detach(self) -> None:
-        """The connection is gone; until `attach`, changes only touch the log."""
-        self._live = False
+        """The connection is gone."""
+        self._attached, self._missed = False, None
 
     def attach(self, welcome: WelcomeBody, held: Held | None) -> None:
         """A connection is there and the decoder holds `held`: send what it lacks."""
-        self._live, self._epoch, self._credit = True, welcome.epoch, max(1, welcome.credit)
+        self._attached, self._epoch, self._credit = True, welcome.epoch, max(1, welcome.credit)
         most = max(1, min(MAX_TURN, welcome.max_frame // 8))
         self.context = min(welcome.context or most, most)
-        self._catch_up(held)
+        self._learn(held)
+
+    def confirm(self) -> None:
+        """The finished reply is safe here: the decoder may let go of it, and hears what followed.
+
+        `touch` the stream afterwards: what is new of the open turn waits for a flush.
+        """
+        number, self._unconfirmed = self._unconfirmed, None
+        missed, self._missed = self._missed, None
+        if number is None or not self._attached:
+            return
+        if missed is not None:
+            self._catch_up(missed[0])
+            return
+        reply = self.turns[number].reply_ids
+        self._put(frames.ReplyAck, turn=number, index=len(reply), crc=crc_of(reply), again=False)
+        following = number + 1
+        history = self.history(following)
+        self._catch_up(
+            Held(self.number, following, history, 0, 0, ended=False, attempt=0, seq=self._seq)
+        )
 
     def flush(self, *, with_tail: bool = True) -> bool:
         """Send what is new of the open turn; return whether something still waits for credit."""
@@ -107,7 +152,7 @@ class EdgeStream(ConversationLog):
     def resync(self, frame: frames.Resync) -> None:
         """The decoder missed something: go back to what it holds (once, if told twice)."""
         if frame.held.seq >= self._seq:
-            self._catch_up(frame.held)
+            self._learn(frame.held)
 
     def take_tokens(self, frame: frames.Tokens) -> tuple[int, ...]:
         """Return the reply ids of `frame` that are new here; a gap is asked for once."""
@@ -137,8 +182,11 @@ class EdgeStream(ConversationLog):
             raise RemoteProtocolError(
                 f"the reply of turn {frame.turn} ends after {frame.length} ids: {have} have arrived"
             )
-        self._acknowledge_reply(again=False)
-        return self.finish(frame.reason)
+        self._unconfirmed = self.turn
+        turn = self.finish(frame.reason)
+        if not self._durable:
+            self.confirm()
+        return turn
 
     def finish(self, reason: str) -> Turn:
         """Move the current turn to the finished ones: nothing of the next is told yet."""
@@ -211,6 +259,13 @@ class EdgeStream(ConversationLog):
         elif self.ended:
             self._send_end()
 
+    def _learn(self, held: Held | None) -> None:
+        """A decoder says what it holds."""
+        if self._unconfirmed is None:
+            self._catch_up(held)
+        else:
+            self._missed = (held,)
+
     def _catch_up(self, held: Held | None) -> None:
         """The decoder holds this much of the conversation: send the rest."""
         self._seq = self._acked = held.seq if held else 0
@@ -245,8 +300,6 @@ class EdgeStream(ConversationLog):
     def _ask_again(self) -> None:
         if self.reply.asked_again_at != len(self.reply.ids):
             self.reply.asked_again_at = len(self.reply.ids)
-            self._acknowledge_reply(again=True)
-
-    def _acknowledge_reply(self, *, again: bool) -> None:
-        have = self.reply.ids
-        self._put(frames.ReplyAck, turn=self.turn, index=len(have), crc=crc_of(have), again=again)
+            have = self.reply.ids
+            crc = crc_of(have)
+            self._put(frames.ReplyAck, turn=self.turn, index=len(have), crc=crc, again=True)

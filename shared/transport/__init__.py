@@ -54,6 +54,10 @@ class Listener(Protocol):
         """Begin to accept. `on_connection` must call `Transport.start` before it returns."""
         ...
 
+    def drain(self) -> None:
+        """Let nobody new in; whoever is connected stays."""
+        ...
+
     async def close(self) -> None:
         """Stop accepting and end every connection."""
         ...

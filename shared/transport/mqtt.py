@@ -8,7 +8,8 @@
 A device picks one of the decoders that announce themselves by rendezvous hashing, so that it finds
 the same one again and a fleet spreads evenly. However a decoder leaves, its last will clears its
 state, and however a device leaves, its last will says so: then the connections with it are over. A
-decoder hangs up on one device by an empty message. A device hears of no other device.
+decoder that is about to leave says `draining` first: nobody new picks it. A decoder hangs up on one
+device by an empty message. A device hears of no other device.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from random import Random
 
 import msgspec
@@ -34,12 +36,14 @@ DISCOVERY = 3.0
 """Seconds a device waits for a decoder to announce itself."""
 SETTLE = 0.05
 """Seconds it waits for the announcements of others: retained messages arrive one by one."""
+AVOIDED = 30.0
+"""Seconds during which a decoder that did not answer is only picked if there is no other."""
 MAX_DEVICES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The retained announcement of a decoder."""
+    """The retained announcement of a decoder: `decoder`, or `draining` before it leaves."""
 
     role: str
     boot: str = ""
@@ -61,15 +65,55 @@ def choose_decoder(device: str, decoders: set[str]) -> str:
     return max(decoders, key=lambda d: hashlib.sha256(f"{device}\0{d}".encode()).digest())
 
 
+class MqttDoor:
+    """Where a device gets connections to one decoder or another of its fleet.
+
+    Args:
+        decoder: the decoder to use; None: the one that rendezvous hashing picks.
+
+    Raises:
+        ConfigError: a name does not fit a topic.
+    """
+
+    def __init__(
+        self, broker: Broker, *, fleet: str, device: str, decoder: str | None = None
+    ) -> None:
+        self._broker, self._wanted = broker, decoder
+        self._fleet, self._device = check_name("fleet", fleet), check_name("device", device)
+        self._last = ""
+        self._avoided: dict[str, float] = {}
+
+    async def open(self) -> MqttTransport:
+        """Connect to a decoder.
+
+        Raises:
+            LinkError: no broker, no decoder, or a refusal.
+        """
+        now = time.monotonic()
+        avoided = {d for d, since in self._avoided.items() if now < since + AVOIDED}
+        link = _DeviceLink(self._broker, self._fleet, self._device, avoided)
+        transport = await link.open(self._wanted)
+        self._last = link.decoder
+        return transport
+
+    def avoid(self) -> None:
+        """The decoder of the last connection does not answer: another one may."""
+        if self._last:
+            self._avoided[self._last] = time.monotonic()
+
+
 class _DeviceLink:
     """A device's client: finds a decoder, then carries frames."""
 
-    def __init__(self, broker: Broker, fleet: str, device: str) -> None:
-        self._root = f"dr/v1/{check_name('fleet', fleet)}"
-        self._device = check_name("device", device)
+    def __init__(
+        self, broker: Broker, fleet: str, device: str, avoided: Collection[str] = ()
+    ) -> None:
+        self._avoided = frozenset(avoided)
+        self._root, self._device = f"dr/v1/{fleet}", device
         self._decoders: set[str] = set()
         self._found = asyncio.Event()
-        self._decoder = ""
+        self.decoder = ""
+        """The one it is connected to."""
         self._failed: DeltarelayError | None = None
         self._transport: MqttTransport | None = None
         self.client = MqttClient(
@@ -85,11 +129,11 @@ class _DeviceLink:
         await client.connect()
         try:
             await client.subscribe([f"{root}/{self._device}/down", f"{root}/+/state"])
-            self._decoder = await self._discover(decoder)
+            self.decoder = await self._discover(decoder)
         except BaseException:
             client.close()
             raise
-        up = f"{root}/{self._decoder}/{self._device}/up"
+        up = f"{root}/{self.decoder}/{self._device}/up"
 
         def publish(payload: bytes, *, provisional: bool) -> None:
             client.publish(up, payload, provisional=provisional)
@@ -97,7 +141,7 @@ class _DeviceLink:
         def ended(_hang_up: bool) -> None:
             client.close()
 
-        self._transport = MqttTransport(f"{client.broker.name}/{self._decoder}", publish, ended)
+        self._transport = MqttTransport(f"{client.broker.name}/{self.decoder}", publish, ended)
         return self._transport
 
     async def _discover(self, wanted: str | None) -> str:
@@ -123,7 +167,9 @@ class _DeviceLink:
                 return wanted
             await asyncio.sleep(SETTLE)
             if self._decoders:
-                return choose_decoder(self._device, self._decoders)
+                return choose_decoder(
+                    self._device, self._decoders - self._avoided or self._decoders
+                )
 
     def _message(self, topic: str, payload: bytes) -> None:
         if topic.endswith("/down"):
@@ -131,13 +177,14 @@ class _DeviceLink:
                 self._transport.deliver(payload)
             return
         who = topic.split("/")[-2]
-        if _role(payload) == "decoder":
+        role = _role(payload)
+        if role == "decoder":
             self._decoders.add(who)
             self._found.set()
-        elif who in self._decoders:
-            self._decoders.discard(who)
-            if who == self._decoder and self._transport is not None:
-                self._transport.end(LinkError(f"{self._transport.name}: the decoder left"))
+            return
+        self._decoders.discard(who)
+        if who == self.decoder and role != "draining" and self._transport is not None:
+            self._transport.end(LinkError(f"{self._transport.name}: the decoder left"))
 
     def _lost(self, reason: DeltarelayError | None) -> None:
         self._failed = reason
@@ -162,7 +209,7 @@ async def connect_mqtt(
         LinkError: no broker, no decoder, or a refusal.
         ConfigError: a name does not fit a topic.
     """
-    return await _DeviceLink(broker, fleet, device).open(decoder)
+    return await MqttDoor(broker, fleet=fleet, device=device, decoder=decoder).open()
 
 
 class MqttListener:
@@ -174,7 +221,7 @@ class MqttListener:
         self._broker = broker
         self._root = f"dr/v1/{check_name('fleet', fleet)}"
         self._fleet, self._decoder = fleet, check_name("decoder", decoder)
-        self._state = msgspec.json.encode(State("decoder", boot))
+        self._boot, self._role = boot, "decoder"
         self._backoff = Backoff(rng or Random())
         self._client: MqttClient | None = None
         self._devices: dict[str, MqttTransport] = {}
@@ -195,6 +242,12 @@ class MqttListener:
             log.warning("%s; trying again", error)
             self._lost_event.set()
         self._task = asyncio.create_task(self._keep_connected(), name="mqtt-listener")
+
+    def drain(self) -> None:
+        """Ask devices to pick another decoder from now on; those that are here stay."""
+        self._role = "draining"
+        if self._client is not None:
+            self._announce(self._client)
 
     async def close(self) -> None:
         """Withdraw the announcement and disconnect."""
@@ -233,9 +286,13 @@ class MqttListener:
         except LinkError:
             client.close()
             raise
-        client.publish_state(f"{root}/{decoder}/state", self._state)
+        self._announce(client)
         self._lost_event.clear()
         self._backoff.connected(asyncio.get_running_loop().time())
+
+    def _announce(self, client: MqttClient) -> None:
+        state = msgspec.json.encode(State(self._role, self._boot))
+        client.publish_state(f"{self._root}/{self._decoder}/state", state)
 
     def _lost(self, reason: DeltarelayError | None) -> None:
         self._client = None

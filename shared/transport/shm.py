@@ -217,8 +217,8 @@ class ShmListener:
         self._socket, self._on_connection = listening, on_connection
         self._watch()
 
-    async def close(self) -> None:
-        """Stop, hang up on everybody and remove the socket file."""
+    def drain(self) -> None:
+        """Let nobody new in, and leave the path to a decoder to come."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
@@ -226,6 +226,10 @@ class ShmListener:
             with contextlib.suppress(FileNotFoundError):
                 if self._file_now() == self._file:  # not a later decoder's
                     self._path.unlink()
+
+    async def close(self) -> None:
+        """Stop, hang up on everybody and remove the socket file."""
+        self.drain()
         for transport in list(self._transports):
             transport.close()
 

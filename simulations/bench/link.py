@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from edge.link import open_transport
+from edge.door import door_to
 from edge.tokenizer import StreamingEncoder
 from shared.channel import Channel
 from shared.commands import progress
@@ -72,7 +72,7 @@ async def _one_way(address: str, scale: float) -> dict[str, float]:
 
 
 async def _send(address: str) -> list[float]:
-    transport = await open_transport(address, fleet="bench", device="sender", decoder=None)
+    transport = await door_to(address, fleet="bench", device="sender").open()
     session = EdgeSession(HelloBody("sender", "bench"))
     connected = asyncio.Event()
 

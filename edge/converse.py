@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+from edge.reply import Reply
 from edge.sources import Source
-from edge.talk import Reply, Talk
+from edge.talk import Talk
 from shared.errors import TurnError
 
 

@@ -1,0 +1,92 @@
+"""Gets a decoder's tokenizer: from the cache, or piece by piece from the decoder."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+from shared.errors import LinkError, RemoteProtocolError, TokenizerMismatchError
+from shared.frames import WelcomeBody
+from shared.models import cached_blob, store_blob
+from shared.session import BlobArrived, EdgeSession
+from shared.tokenizer import MAX_BLOB, Tokenizer, load_tokenizer
+
+FETCH_TIMEOUT = 30.0
+
+
+class TokenizerFetch:
+    """Fetches over one session; `pump` sends what the session owes."""
+
+    def __init__(self, session: EdgeSession, pump: Callable[[], None]) -> None:
+        self._session, self._pump = session, pump
+        self._blob = bytearray()
+        self._size = -1
+        self._changed = asyncio.Event()
+
+    async def tokenizer(self, welcome: WelcomeBody, pinned: bytes | None) -> Tokenizer:
+        """Return the tokenizer of the decoder that said `welcome`.
+
+        Args:
+            pinned: the blob to insist on.
+
+        Raises:
+            TokenizerMismatchError: the decoder has another, or it splits texts otherwise there.
+            LinkError: it cannot be fetched.
+        """
+        digest = welcome.tokenizer
+        blob = pinned or cached_blob(digest)
+        if blob is None:
+            if not self._session.live:
+                raise LinkError(
+                    f"tokenizer {digest} is not cached here and no decoder can be reached: "
+                    "connect once before going offline"
+                )
+            blob = await self._fetch(digest)
+        tokenizer = load_tokenizer(blob)
+        if tokenizer.digest != digest:
+            raise TokenizerMismatchError(
+                f"tokenizer here {tokenizer.digest}, at decoder {welcome.decoder} {digest}: "
+                "leave `tokenizer` unset to fetch the decoder's"
+            )
+        if tokenizer.golden != welcome.golden:
+            raise TokenizerMismatchError(
+                f"tokenizer {digest}: the golden texts are split differently here "
+                f"({tokenizer.golden}) and at decoder {welcome.decoder} "
+                f"({welcome.golden}): install the same tokenizer library versions"
+            )
+        return tokenizer
+
+    def take(self, event: BlobArrived) -> None:
+        """A piece has arrived.
+
+        Raises:
+            RemoteProtocolError: the whole would be larger than a tokenizer may be.
+        """
+        if event.size > MAX_BLOB:
+            raise RemoteProtocolError(f"a blob of {event.size} bytes: at most {MAX_BLOB} are taken")
+        if event.offset == len(self._blob) and event.data:
+            self._blob += event.data
+            self._size = event.size
+            self._changed.set()
+
+    async def _fetch(self, digest: str) -> bytes:
+        """Fetch a blob from the decoder, verify and cache it."""
+        self._blob.clear()
+        self._size = -1
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT):
+                while len(self._blob) != self._size:
+                    self._changed.clear()
+                    self._session.fetch(digest, len(self._blob))
+                    self._pump()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise LinkError(f"tokenizer {digest} did not arrive in {FETCH_TIMEOUT:g} s") from None
+        blob = bytes(self._blob)
+        self._blob.clear()
+        found = hashlib.sha256(blob).hexdigest()
+        if found != digest:
+            raise RemoteProtocolError(
+                f"the decoder sent a tokenizer of digest {found}, not {digest}"
+            )
+        store_blob(digest, blob)
+        return blob
