@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from edge.conversations import Conversations
-from edge.door import door_to
+from edge.door import Door, door_to
 from edge.fetch import TokenizerFetch
 from edge.link import Link
 from edge.spool import Spool
@@ -209,7 +209,7 @@ class Agent:
 
 @asynccontextmanager
 async def connect(
-    url: str,
+    url: str | Door,
     *,
     model: str = "",
     device: str = "",
@@ -222,7 +222,8 @@ async def connect(
     """Connect to a decoder.
 
     Args:
-        url: `shm:///path` of a decoder on this host, or `mqtt[s]://[user:password@]host[:port]`.
+        url: `shm:///path` of a decoder on this host, or `mqtt[s]://[user:password@]host[:port]`;
+            or a door of one's own, to which `fleet` and `decoder` mean nothing.
         model: refuse a decoder that serves another one; empty: take what it serves.
         device: this vehicle's name in its fleet (letters, digits, '.', '_', '-'; no VIN); must be
             unique.
@@ -241,7 +242,9 @@ async def connect(
     if spool is not None and not device:
         raise ConfigError("a spool is of one device: name the device, the same at every start")
     device = device or default_device()
-    door = door_to(url, fleet=fleet, device=device, decoder=decoder)
+    door = url
+    if isinstance(door, str):
+        door = door_to(door, fleet=fleet, device=device, decoder=decoder)
     kept = Spool(spool) if spool is not None else None
     welcome = kept.welcome if kept is not None else None
     epoch = welcome.epoch if welcome is not None else 0

@@ -1,6 +1,7 @@
 """The edge's end alone: what it sends when, and what it takes from a decoder."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from shared.session import (
     Replied,
 )
 from shared.session.conversation_log import MAX_TURN
-from shared.session.edge import LOAD_LASTS, PACE, PATIENCE, SLOWER
+from shared.session.edge import LOAD_LASTS, MAX_SILENCE, PACE, PATIENCE, SILENCE, SLOWER
 
 T = 1000.0
 SHA, OTHER = "a" * 64, "b" * 64
@@ -467,6 +468,46 @@ def test_reply_ids_arrive_once_in_order_and_a_gap_is_asked_for_once() -> None:
     assert (done.turn, done.index, done.again) == (0, 7, False)
     assert hear(session, finish) == []
     assert stream.turns[0].reply_ids == tuple(range(10, 17))
+
+
+def asked_again(session: EdgeSession, now: float) -> bool:
+    """Whether `session` asks for the rest of a reply at `now`."""
+    assert session.poll(now) == []
+    out = sent(session)
+    assert all(isinstance(frame, frames.ReplyAck) and frame.again for frame in out)
+    return bool(out)
+
+
+def test_a_reply_of_which_nothing_comes_is_asked_for_less_and_less_often() -> None:
+    session, stream = begin()
+    revise(session, stream, 0, [1, 2])
+    stream.end()
+    session.poll(T)
+    sent(session)
+    assert not asked_again(session, T + 1), "the end has not been acknowledged"
+    hear(session, frames.Ack(1, 1, seq=3, credit=64, load=0), T + 1)
+    assert not asked_again(session, T + 1)
+    assert session.timer() == T + 1 + SILENCE
+    asked = [T + 1 + n / 2 for n in range(200) if asked_again(session, T + 1 + n / 2)]
+    waits = [b - a for a, b in pairwise([T + 1, *asked])]
+    assert waits == [SILENCE, 2 * SILENCE, 4 * SILENCE, *[MAX_SILENCE] * (len(waits) - 3)]
+
+
+def test_each_piece_of_a_reply_breaks_the_silence_and_its_end_ends_it() -> None:
+    session, stream = begin()
+    stream.end()
+    session.poll(T)
+    sent(session)
+    hear(session, frames.Ack(1, 1, seq=2, credit=64, load=0))
+    assert not asked_again(session, T)
+    hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=0, ids=(5,)), T + 1.9)
+    assert not asked_again(session, T + 1.9)
+    assert not asked_again(session, T + 3.8)
+    assert asked_again(session, T + 3.9)
+    hear(session, frames.Finish(1, 1, turn=0, attempt=0, length=1, reason="stop"), T + 4)
+    assert [type(frame) for frame in sent(session)] == [frames.ReplyAck], "it is confirmed"
+    assert not asked_again(session, T + 99)
+    assert session.timer() is None
 
 
 def test_an_end_taken_back_voids_the_reply_tokens_that_arrived_and_those_under_way() -> None:

@@ -41,8 +41,8 @@ class CloudSession:
         self._ack_at: float | None = None
         self._hello: HelloBody | None = None
         """The HELLO that WELCOME answers."""
-        self._newest = 0
-        """Highest stream opened on this connection; numbers only grow: a lower one is a copy."""
+        self._over: set[int] = set()
+        """Streams that were closed or refused on this connection: another OPEN of one is a copy."""
         self.streams: dict[int, CloudStream] = {}
         self.load = Load.GREEN
 
@@ -51,7 +51,8 @@ class CloudSession:
     def welcome(self, body: WelcomeBody, streams: Mapping[int, CloudStream]) -> None:
         """Accept the device under `body.epoch`, with the conversations held, by stream number."""
         self.detach()  # of an earlier greeting on the same connection
-        self._epoch, self._live, self._newest = body.epoch, True, 0
+        self._epoch, self._live = body.epoch, True
+        self._over.clear()
         self._minor = min(body.minor, frames.MINOR)
         self.streams = dict(streams)
         for number, stream in self.streams.items():
@@ -67,6 +68,7 @@ class CloudSession:
 
     def refuse_stream(self, number: int, error: DeltarelayError) -> None:
         """Tell the device that this conversation cannot go on; the others do."""
+        self._over.add(number)
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.detach(self._epoch)
@@ -171,6 +173,7 @@ class CloudSession:
         if any(isinstance(event, Closed) for event in events):
             self._acknowledge(stream)
             del self.streams[frame.stream]
+            self._over.add(frame.stream)
             stream.detach(self._epoch)
         return events
 
@@ -179,9 +182,8 @@ class CloudSession:
             return None
         if frame.stream == frames.CONNECTION:
             raise RemoteProtocolError("OPEN of stream 0: that is the connection itself")
-        if frame.stream <= self._newest:
+        if frame.stream in self._over:
             return None
-        self._newest = frame.stream
         if len(self.streams) >= MAX_STREAMS:
             error = f"a device has at most {MAX_STREAMS} open conversations: close one first"
             self.refuse_stream(frame.stream, CapacityError(error))

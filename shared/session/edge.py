@@ -1,6 +1,7 @@
 """The edge's end of a connection: greeting, pacing, liveness, its streams. No I/O, no clock."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from msgspec.structs import replace
@@ -36,6 +37,19 @@ LOAD_LASTS = 2.0
 """Seconds a load counts unless an acknowledgement repeats it."""
 PATIENCE = 3.0
 """Seconds without an answer, with work pending, after which the decoder counts as gone."""
+SILENCE = 2.0
+"""Seconds without a word of a reply after which it is asked for: a frame of it, its end, or the
+answer to an earlier question may be lost. Twice as long each time."""
+MAX_SILENCE = 16.0
+
+
+@dataclass(slots=True)
+class _Silence:
+    """A reply of which nothing comes."""
+
+    awaited: tuple[int, int, int]
+    until: float
+    wait: float = SILENCE
 
 
 class EdgeSession:
@@ -67,6 +81,7 @@ class EdgeSession:
         self._flushed: dict[int, float] = {}
         self._blocked: set[int] = set()
         """Streams out of credit: the next ACK flushes them."""
+        self._silences: dict[int, _Silence] = {}
         self.welcome: WelcomeBody | None = None
         self.load = Load.GREEN
         self._load_until = 0.0
@@ -142,6 +157,7 @@ class EdgeSession:
         self._flush_at.pop(stream.number, None)
         self._flushed.pop(stream.number, None)
         self._blocked.discard(stream.number)
+        self._silences.pop(stream.number, None)
 
     def fetch(self, digest: str, offset: int = 0) -> None:
         """Ask for a blob from `offset` on."""
@@ -153,7 +169,10 @@ class EdgeSession:
 
     def timer(self) -> float | None:
         """When `poll` wants to run next, in the caller's clock; None: after something happened."""
-        times = list(self._flush_at.values()) if self._live else []
+        times: list[float] = []
+        if self._live:
+            times += self._flush_at.values()
+            times += (silence.until for silence in self._silences.values())
         if self._pending_since is not None:
             times.append(self._pending_since + self._patience)
         return min(times, default=None)
@@ -167,6 +186,7 @@ class EdgeSession:
                 if self._streams[number].flush(with_tail=self._load_at(now) < Load.RED):
                     self._blocked.add(number)
             self._watch(now)
+            self._break_silences(now)
         if self._pending_since is not None and now >= self._pending_since + self._patience:
             self.disconnect()
             what = "no acknowledgement" if self.welcome else "no answer to HELLO"
@@ -222,6 +242,7 @@ class EdgeSession:
     def _detach(self) -> None:
         self._live, self._load_until = False, 0.0
         self._blocked.clear()
+        self._silences.clear()
         for stream in self._streams.values():
             stream.detach()
 
@@ -235,6 +256,19 @@ class EdgeSession:
             self._pending_since = None
         elif self._pending_since is None:
             self._pending_since = now
+
+    def _break_silences(self, now: float) -> None:
+        """Ask again for replies of which nothing has come for a while."""
+        for number, stream in self._streams.items():
+            awaited, silence = stream.awaited, self._silences.get(number)
+            if awaited is None:
+                self._silences.pop(number, None)
+            elif silence is None or silence.awaited != awaited:
+                self._silences[number] = _Silence(awaited, now + SILENCE)
+            elif now >= silence.until:
+                stream.ask_again()
+                silence.wait = min(2 * silence.wait, MAX_SILENCE)
+                silence.until = now + silence.wait
 
     def _on_welcome(self, body: WelcomeBody, now: float) -> list[Event]:
         if body.answers != self._asked or not self._asked or body.epoch <= self._epoch:

@@ -93,6 +93,13 @@ class EdgeStream(ConversationLog):
         return self._seq - self._acked if self._attached else 0
 
     @property
+    def awaited(self) -> tuple[int, int, int] | None:
+        """Turn, attempt and length so far of the reply that the decoder is known to owe, if any."""
+        if not self._live or not self.ended or self.closed or self.unacknowledged:
+            return None
+        return self.turn, self.attempt, len(self.reply.ids)
+
+    @property
     def _live(self) -> bool:
         """Changes are told. Otherwise they touch the log only; the difference is told later."""
         return self._attached and self._unconfirmed is None
@@ -153,6 +160,11 @@ class EdgeStream(ConversationLog):
         """The decoder missed something: go back to what it holds (once, if told twice)."""
         if frame.held.seq >= self._seq:
             self._learn(frame.held)
+
+    def ask_again(self) -> None:
+        """Ask for what there is of the reply beyond what has arrived."""
+        self.reply.asked_again_at = -1
+        self._ask_again()
 
     def take_tokens(self, frame: frames.Tokens) -> tuple[int, ...]:
         """Return the reply ids of `frame` that are new here; a gap is asked for once."""
