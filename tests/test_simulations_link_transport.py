@@ -233,6 +233,32 @@ def test_who_connects_during_an_outage_gets_through_when_it_ends() -> None:
     run(test)
 
 
+def test_who_gives_up_during_an_outage_leaves_no_trace_at_the_server() -> None:
+    async def test() -> None:
+        heard: list[bytes] = []
+
+        async def listen(reader: StreamReader, writer: StreamWriter) -> None:
+            with closing(writer):
+                heard.append(await reader.read(100))
+
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        up = Direction(Random(1), capacity=Steady(outages=[(now(), now() + 0.3)]))
+        async with server, open_proxy("127.0.0.1", port, up=up, down=Direction(Random(2))) as proxy:
+            for words in (b"too early", b"patient"):
+                client = await Client.connect(proxy)
+                client.writer.write(words)
+                await asyncio.sleep(0.05)
+                if words == b"too early":
+                    client.writer.close()
+            await until(lambda: bool(heard))
+            await asyncio.sleep(0.05)
+            client.writer.close()
+        assert heard == [b"patient"]
+
+    run(test)
+
+
 def test_the_end_of_a_connection_is_told_only_after_the_outage() -> None:
     async def test() -> None:
         ended: list[float] = []

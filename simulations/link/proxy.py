@@ -4,6 +4,7 @@ TCP hides what happens to packets, so loss is only delay here: a lost segment is
 RTO, twice as late each time (RFC 6298), and what is behind it waits. Duplicates and overtaking do
 not show at all. While nothing passes, connections stay open and stall, with what fits in their
 buffers on the way; new ones get no answer from the server, and an end is told as late as the rest.
+Of a connection that a client gave up before the server could know of it, the server never hears.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from socket import IPPROTO_TCP, TCP_INFO
 
 from shared.errors import LinkError
 from simulations.link.direction import Direction
@@ -22,6 +24,8 @@ HEADERS = 52
 RTO = 0.2
 """Seconds until a lost segment is sent again; Linux' lower bound."""
 MAX_RTO = 120.0
+CLOSE_WAIT = 8
+"""State of a TCP socket whose peer has closed (Linux, include/net/tcp_states.h)."""
 BUFFER = 64
 """Segments of one connection under way in one direction; further ones wait at the sender."""
 
@@ -67,6 +71,8 @@ class TcpProxy:
         """Connect to the server and carry bytes both ways until both ends have closed."""
         with contextlib.closing(writer):
             await self._pass(self._up, 0)  # SYN
+            if _has_hung_up(writer):
+                return
             try:
                 server = await asyncio.open_connection(*self._server)
             except OSError:  # refused: so is the client, when the answer is back
@@ -104,6 +110,12 @@ class TcpProxy:
             await asyncio.sleep(rto)
             rto = min(2 * rto, MAX_RTO)
         return times[0]
+
+
+def _has_hung_up(client: StreamWriter) -> bool:
+    """Whether the client has closed its end, though what it sent before was not read."""
+    end = client.get_extra_info("socket")
+    return client.is_closing() or end.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0] == CLOSE_WAIT
 
 
 async def _read(reader: StreamReader) -> bytes:

@@ -81,8 +81,16 @@ class _Asker:
         turns = self._talks[self.numbers[held.stream]]
         if held.turn == len(turns) - 1 and held.ended:
             reply = turns[-1].reply_ids
-            told = {"index": len(reply), "crc": crc_of(reply), "again": False}
-            self._send(frames.ReplyAck(held.stream, epoch, turn=held.turn, **told))
+            self._send(
+                frames.ReplyAck(
+                    held.stream,
+                    epoch,
+                    turn=held.turn,
+                    index=len(reply),
+                    crc=crc_of(reply),
+                    again=False,
+                )
+            )
 
     def close(self) -> None:
         self._transport.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from random import Random
 from typing import Literal
 
@@ -32,18 +33,20 @@ def plan_faults(
 ) -> tuple[Fault, ...]:
     """Return what breaks before, during and after an outage, in order.
 
-    Nothing breaks right after the outage, where the backlog is watched, nor at the end.
+    Nothing breaks right after the outage, where the backlog is watched, nor at the end; so in a
+    short run nothing does after it.
     """
     begin, end = outage
     before = 0.1 * begin, 0.9 * begin
     during = begin + 0.1 * (end - begin), begin + 0.6 * (end - begin)
-    after = end + 0.4 * (seconds - end), end + 0.65 * (seconds - end)
-    faults = [_fault("broker", after, rng), _fault("decoder", during, rng)]
-    if seconds >= LONG:
-        faults += [_fault("broker", before, rng), _fault("decoder", before, rng)]
-    windows = (during, before, after)
-    num_kills = vehicles if seconds >= LONG else 1
-    faults += [_kill(vehicles, windows[n % len(windows)], rng) for n in range(num_kills)]
+    faults = [_fault("broker", before, rng), _fault("decoder", during, rng)]
+    if seconds < LONG:
+        faults.append(_kill(vehicles, during, rng))
+    else:
+        after = end + 0.4 * (seconds - end), end + 0.65 * (seconds - end)
+        faults += [_fault("broker", after, rng), _fault("decoder", before, rng)]
+        windows = cycle((during, before, after))
+        faults += [_kill(vehicles, next(windows), rng) for _ in range(vehicles)]
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
