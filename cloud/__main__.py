@@ -112,11 +112,24 @@ async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
             task.cancel()
         if serving in done:
             serving.result()
+        await _drain(decoder, settings.drain_seconds, stopping)
     finally:
         if http is not None:
             await http.close()
         await decoder.close()
     return 0
+
+
+async def _drain(decoder: "Decoder", seconds: float, stopping: asyncio.Event) -> None:
+    """Leave without cutting replies off; a second signal does not wait for them."""
+    stopping.clear()
+    draining = asyncio.create_task(decoder.drain(seconds), name="drain")
+    again = asyncio.create_task(stopping.wait(), name="stop")
+    done, waiting = await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    for task in done:
+        task.result()
 
 
 def _http_listener(decoder: "Decoder", address: str) -> "HttpListener":

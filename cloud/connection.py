@@ -64,6 +64,11 @@ class Connection:
         """Send what the session owes."""
         self._channel.pump()
 
+    def notice(self, topic: str, text: str) -> None:
+        """Tell the device something."""
+        self.session.notice(frames.CONNECTION, topic, text)
+        self.pump()
+
     def supersede(self) -> None:
         """Another connection of this device took over."""
         error = SupersededError(f"another agent connected as device {self._device}")

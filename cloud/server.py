@@ -16,17 +16,19 @@ from cloud.allowance import Allowance
 from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
+from cloud.engine.engine import Engine
 from cloud.metrics import DecoderState, EngineState
 from cloud.sampling import check_sampling
 from cloud.settings import DecoderSettings
 from cloud.worker import Worker
 from shared.errors import (
+    CapacityError,
     ConfigError,
     ModelError,
     RemoteProtocolError,
     TokenizerMismatchError,
 )
-from shared.frames import HelloBody, Load, WelcomeBody
+from shared.frames import DRAINING, HelloBody, Load, WelcomeBody
 from shared.session import (
     CloudStream,
 )
@@ -41,6 +43,10 @@ log = logging.getLogger(__name__)
 MAX_CONVERSATIONS = 4096
 SLOW_CREDIT = 1
 """Reliable frames at a time from a device over its limit."""
+_LOOK = 0.05
+"""Seconds between two looks whether a draining decoder has nothing more to do."""
+_HANG_UP = 1.0
+"""Seconds that devices get to hang up once no reply is under way."""
 _SWEEP = 30.0
 """Seconds between two looks for conversations nobody came back to."""
 
@@ -74,6 +80,8 @@ class Decoder:
         self._epochs: dict[str, int] = {}
         self._connections: dict[str, Connection] = {}
         self._listeners: list[Listener] = []
+        self.draining = False
+        """It is about to leave: nobody new is let in."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, addresses: Sequence[str]) -> None:
@@ -93,6 +101,26 @@ class Decoder:
     async def run(self) -> None:
         """Serve until cancelled, or until the engine fails."""
         await asyncio.shield(self._failed)
+
+    async def drain(self, seconds: float) -> None:
+        """Before `close`: let nobody new in, ask devices to go elsewhere, let replies end.
+
+        Devices hang up when no reply is under way. Whoever is still here after `seconds` finds its
+        conversations at another decoder, or here after a restart.
+        """
+        self.draining = True
+        for listener in self._listeners:
+            listener.drain()
+        for connection in list(self._connections.values()):
+            connection.notice(DRAINING, f"decoder {self.name} is about to leave")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if not await self.worker.ask(_is_replying, seconds + 1.0):
+                until = min(until, time.monotonic() + _HANG_UP)
+                if not self._connections:
+                    return
+            await asyncio.sleep(_LOOK)
+        log.warning("hanging up on %d devices that are still connected", len(self._connections))
 
     async def close(self) -> None:
         """Hang up on everybody and stop the engine."""
@@ -130,7 +158,10 @@ class Decoder:
 
         Raises:
             TokenizerMismatchError, ModelError: it cannot be served here.
+            CapacityError: this decoder is about to leave.
         """
+        if self.draining:
+            raise CapacityError(f"decoder {self.name} is about to leave: connect to another one")
         self._admit(hello)
         previous = self._connections.get(hello.device)
         if previous is not None and previous is not connection:
@@ -285,3 +316,8 @@ class Decoder:
     def _fail(self, error: BaseException) -> None:
         if not self._failed.done():
             self._failed.set_exception(error)
+
+
+def _is_replying(engine: Engine) -> bool:
+    """Tell whether replies are under way that somebody waits for."""
+    return any(s.generation is not None and not s.is_ahead for s in engine.sequences)

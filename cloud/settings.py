@@ -105,4 +105,6 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     """Users besides our own who may connect over shared memory."""
     keep_seconds: float = 3600.0
     """How long the conversation of a device that went away is kept."""
+    drain_seconds: NotNegative = 10.0
+    """How long SIGTERM lets replies under way end, and devices go to another decoder."""
     admission: AdmissionSettings = AdmissionSettings()

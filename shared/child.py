@@ -16,7 +16,7 @@ from pathlib import Path
 from shared.errors import LinkError
 
 START_TIMEOUT = 120.0
-STOP_TIMEOUT = 10.0
+STOP_TIMEOUT = 20.0
 _PR_SET_PDEATHSIG = 1
 
 

@@ -382,3 +382,85 @@ def test_an_agent_killed_while_its_reply_comes_is_started_again_and_shows_all_of
             assert expected.encode().startswith(heard)
 
     run(test)
+
+
+@pytest.mark.mqtt
+def test_a_decoder_that_is_to_leave_ends_its_reply_and_another_goes_on() -> None:
+    async def test() -> None:
+        with open_broker() as broker:
+            url = f"mqtt://127.0.0.1:{broker.port}"
+            names = ("first", "second")
+            async with AsyncExitStack() as stack:
+                decoders = {
+                    name: await stack.enter_async_context(
+                        open_decoder(model_folder(), listen=[url], changes=[*SMALL, f"name={name}"])
+                    )
+                    for name in names
+                }
+                agent = await stack.enter_async_context(connect(url, device="car"))
+                here = agent.welcome.decoder
+                expected = await reference(agent, ["tell me a story", "and now"], 400)
+                async with agent.conversation(max_tokens=400) as talk:
+                    pieces = talk.finish("tell me a story")
+                    await anext(pieces)
+                    decoders[here].process.terminate()
+                    async for _ in pieces:
+                        pass
+                    assert agent.num_reconnects == 0, "the reply was given by who began it"
+                    got = [list(talk.stream.turns[0].reply_ids), await answer(talk, "and now")]
+                    assert got == expected
+                    assert agent.welcome.decoder != here
+                assert decoders[here].process.wait(10) == 0
+
+    run(test)
+
+
+def test_a_decoder_that_is_to_leave_does_so_at_once_when_nobody_waits_for_it() -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            async with connect(decoder.address, device="car") as agent:
+                async with agent.conversation(max_tokens=4) as talk:
+                    await answer(talk, "hello")
+                    began = time.monotonic()
+                    decoder.process.terminate()
+                    assert await asyncio.to_thread(decoder.process.wait, 10) == 0
+                    assert time.monotonic() - began < 5
+
+    run(test)
+
+
+@pytest.mark.mqtt
+def test_a_frozen_decoder_is_left_for_another_and_what_it_says_when_it_thaws_is_not_heard() -> None:
+    async def test() -> None:
+        with open_broker() as broker:
+            url = f"mqtt://127.0.0.1:{broker.port}"
+            async with AsyncExitStack() as stack:
+                decoders = {
+                    name: await stack.enter_async_context(
+                        open_decoder(model_folder(), listen=[url], changes=[*SMALL, f"name={name}"])
+                    )
+                    for name in ("first", "second")
+                }
+                agent = await stack.enter_async_context(connect(url, device="car"))
+                here = agent.welcome.decoder
+                frozen = decoders[here].process
+                expected = await reference(agent, ["tell me a story", "and now"], 400)
+                async with agent.conversation(max_tokens=400) as talk:
+                    pieces = talk.finish("tell me a story")
+                    await anext(pieces)
+                    frozen.send_signal(signal.SIGSTOP)
+                    try:
+                        held = len(talk.stream.reply.ids)
+                        async for _ in pieces:
+                            pass
+                        assert 0 < held < 400
+                        assert agent.welcome.decoder != here
+                    finally:
+                        frozen.send_signal(signal.SIGCONT)
+                    got = [list(talk.stream.turns[0].reply_ids), await answer(talk, "and now")]
+                    await asyncio.sleep(0.5)  # what the thawed one still has to say
+                    assert got == expected
+                    assert [list(t.reply_ids) for t in talk.stream.turns] == expected
+                    assert agent.num_reconnects == 1
+
+    run(test)

@@ -53,7 +53,9 @@ async def unload_adapter(body: UnloadAdapterRequest, house: OwnHouse) -> Respons
 
 @router.get("/health", response_model=responses.HealthBody)
 async def health(house: OwnHouse) -> Response:
-    """Answer 200 if the engine moves: it was asked, and it answered."""
+    """Answer 200 if the engine moves: it was asked, and it answered. 503: about to leave."""
+    if house.draining:
+        raise ApiError(503, "this decoder is about to leave", kind="service_unavailable")
     state = await house.state(PATIENCE)
     return as_json({"status": "ok", "steps": state.steps})
 
