@@ -39,7 +39,7 @@ PAUSE = (0.5, 2.0)
 """Seconds between a reply and the next word, at least and at most."""
 ROUGH = 2.0
 """Seconds of a new connection in which frames overtake each other."""
-REORDER = 0.3
+REORDER = 0.2
 """Share of the frames that are overtaken then."""
 
 

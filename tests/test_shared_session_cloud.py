@@ -116,12 +116,29 @@ def test_welcome_grants_the_next_epoch_and_says_what_is_held() -> None:
     assert body.held == [Held(7, 0, 0, 2, crc_of([1, 2]), False, 0, 2)]
 
 
-def test_a_second_copy_of_hello_is_not_answered() -> None:
-    session, _ = begin()
+def test_a_second_copy_of_hello_is_no_greeting_and_gets_the_same_answer() -> None:
+    session = CloudSession(check_ids)
+    body = welcome(session)
     assert hear(session, frames.Hello(0, 3, HELLO)) == []
+    assert sent(session) == [frames.Welcome(0, 4, body)]
     older = HelloBody("car", "b0", epoch=3, clock_us=0)
     assert hear(session, frames.Hello(0, 3, older)) == []
+    assert session.take_outgoing() == []
+    session.detach()
+    assert hear(session, frames.Hello(0, 3, HELLO)) == []
+    assert sent(session) == [], "whoever is gone is welcomed no more"
     assert hear(session, frames.Hello(0, 3, HelloBody("car", "other boot"))) != []
+
+
+def test_frames_that_overtake_their_open_are_told_again() -> None:
+    session = CloudSession(check_ids)
+    welcome(session)
+    assert hear(session, commit(2, 0, [1, 2])) == []
+    assert sent(session) == []
+    assert hear(session, frames.Open(1, 4, 1, BODY)) == [Opened(1, BODY)]
+    held = the_resync(session)
+    assert (held.turn, held.length) == (0, 0)
+    assert hear(session, commit(held.seq + 1, 0, [1, 2])) == [Revised(1)]
 
 
 def test_a_refusal_reaches_a_device_of_any_epoch() -> None:

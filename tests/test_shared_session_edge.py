@@ -31,7 +31,15 @@ from shared.session import (
     Replied,
 )
 from shared.session.conversation_log import MAX_TURN
-from shared.session.edge import LOAD_LASTS, MAX_SILENCE, PACE, PATIENCE, SILENCE, SLOWER
+from shared.session.edge import (
+    GREET_EVERY,
+    LOAD_LASTS,
+    MAX_SILENCE,
+    PACE,
+    PATIENCE,
+    SILENCE,
+    SLOWER,
+)
 
 T = 1000.0
 SHA, OTHER = "a" * 64, "b" * 64
@@ -334,10 +342,24 @@ def test_touching_a_stream_that_is_gone_does_nothing() -> None:
 # --- patience
 
 
+def test_the_same_hello_is_sent_again_until_it_is_answered() -> None:
+    session = EdgeSession(HelloBody("car", "b0"))
+    session.connect(T)
+    first = session.take_outgoing()
+    assert session.poll(T + GREET_EVERY - 0.01) == []
+    assert session.take_outgoing() == []
+    for times in (1, 2):
+        assert session.poll(T + times * GREET_EVERY) == []
+        assert session.take_outgoing() == first
+    session.disconnect()
+    assert session.poll(T + 99) == []
+    assert (session.take_outgoing(), session.timer()) == ([], None)
+
+
 def test_a_hello_without_an_answer_ends_the_connection_after_three_seconds() -> None:
     session = EdgeSession(HelloBody("car", "b0"))
     session.connect(T)
-    assert session.timer() == T + PATIENCE
+    assert session.timer() == T + GREET_EVERY
     assert session.poll(T + PATIENCE - 0.01) == []
     (event,) = session.poll(T + PATIENCE)
     assert isinstance(event, Disconnected)

@@ -110,6 +110,10 @@ class CloudStream:
 
     # --- what the session does
 
+    def say_what_is_held(self) -> None:
+        """Frames were dropped before this stream was opened: have them told again."""
+        self._resync()
+
     def apply(self, frame: frames.Reliable) -> list[Event]:
         """Apply a reliable frame in its order; duplicates change nothing, gaps ask for a resync.
 

@@ -37,6 +37,8 @@ LOAD_LASTS = 2.0
 """Seconds a load counts unless an acknowledgement repeats it."""
 PATIENCE = 3.0
 """Seconds without an answer, with work pending, after which the decoder counts as gone."""
+GREET_EVERY = 1.0
+"""Seconds without an answer after which the same HELLO is sent again."""
 SILENCE = 2.0
 """Seconds without a word of a reply after which it is asked for: a frame of it, its end, or the
 answer to an earlier question may be lost. Twice as long each time."""
@@ -72,6 +74,9 @@ class EdgeSession:
         self._epoch = hello.epoch
         self._asked = ""
         """Tag of the HELLO whose WELCOME counts; empty without a connection."""
+        self._greeting: frames.Hello | None = None
+        """The HELLO that waits for its answer."""
+        self._greet_at = 0.0
         self._live = False
         self._pending_since: float | None = None
         self._streams: dict[int, EdgeStream] = {}
@@ -120,14 +125,15 @@ class EdgeSession:
             clock_us=int(now * 1e6),
         )
         self._asked = body.tag
-        self._send(frames.Hello(frames.CONNECTION, self._epoch, body))
+        self._greeting = frames.Hello(frames.CONNECTION, self._epoch, body)
+        self._greet(now)
 
     def disconnect(self) -> None:
         """The transport is gone."""
         self._out.clear()
         self._detach()
         self._asked = ""
-        self._pending_since = None
+        self._greeting = self._pending_since = None
 
     # --- the streams
 
@@ -173,6 +179,8 @@ class EdgeSession:
         if self._live:
             times += self._flush_at.values()
             times += (silence.until for silence in self._silences.values())
+        if self._greeting is not None:
+            times.append(self._greet_at)
         if self._pending_since is not None:
             times.append(self._pending_since + self._patience)
         return min(times, default=None)
@@ -192,6 +200,8 @@ class EdgeSession:
             what = "no acknowledgement" if self.welcome else "no answer to HELLO"
             error = LinkError(f"{what} for {self._patience:g} s: the decoder is gone or frozen")
             return [Disconnected(error, retry=True)]
+        if self._greeting is not None and now >= self._greet_at:
+            self._greet(now)
         return []
 
     def take_outgoing(self) -> list[Outgoing]:
@@ -239,6 +249,11 @@ class EdgeSession:
             Outgoing(frames.encode(frame, min(minor, frames.MINOR)), frame.provisional)
         )
 
+    def _greet(self, now: float) -> None:
+        assert self._greeting is not None
+        self._greet_at = now + GREET_EVERY
+        self._send(self._greeting)
+
     def _detach(self) -> None:
         self._live, self._load_until = False, 0.0
         self._blocked.clear()
@@ -277,7 +292,7 @@ class EdgeSession:
         if error is not None:
             self.disconnect()
             return [Disconnected(error, retry=False)]
-        self._live, self._pending_since = True, None
+        self._live, self._greeting, self._pending_since = True, None, None
         self._epoch, self.welcome = body.epoch, body
         held = {h.stream: h for h in body.held}
         idle_last = sorted(self._streams.values(), key=lambda stream: not stream.has_words)
