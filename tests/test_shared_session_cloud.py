@@ -202,16 +202,31 @@ def test_eight_frames_are_acknowledged_at_once_and_fewer_within_a_tenth_of_a_sec
     assert session.timer() is None
 
 
-def test_a_duplicate_changes_nothing() -> None:
+def test_a_duplicate_changes_nothing_and_is_confirmed_again() -> None:
     session, stream = begin()
     first = commit(2, 0, [1, 2])
     assert hear(session, first, first, frames.Open(1, 4, 1, BODY)) == [Revised(1)]
     session.poll(T + 1)
     assert sent(session) == [frames.Ack(1, 4, seq=2, credit=64, load=0)]
     assert stream.log.ids == [1, 2]
-    hear(session, first)
+    assert hear(session, first, first) == []
     session.poll(T + 2)
+    assert sent(session) == [frames.Ack(1, 4, seq=2, credit=64, load=0)]
+    session.poll(T + 3)
     assert sent(session) == []
+
+
+def test_an_old_frame_behind_a_gap_is_answered_by_what_is_held_not_confirmed() -> None:
+    session, stream = begin()
+    assert hear(session, commit(3, 2, [3])) == []
+    held = the_resync(session)
+    assert hear(session, commit(3, 2, [3])) == []
+    session.poll(T + 1)
+    assert the_resync(session) == held, "the first one may be lost"
+    assert hear(session, commit(held.seq + 1, 0, [1, 2, 3])) == [Revised(1)]
+    session.poll(T + 2)
+    assert sent(session) == [frames.Ack(1, 4, seq=held.seq + 1, credit=64, load=0)]
+    assert stream.log.ids == [1, 2, 3]
 
 
 # --- tails

@@ -218,7 +218,12 @@ class CloudSession:
 
     def _acknowledge(self, stream: CloudStream) -> None:
         stream.acked = stream.seq
-        self._send(frames.Ack(stream.number, self._epoch, stream.seq, self.credit, int(self.load)))
+        number, held = stream.number, stream.answer()
+        if held is not None:
+            self._send(frames.Resync(number, self._epoch, held))
+        else:
+            load = int(self.load)
+            self._send(frames.Ack(number, self._epoch, stream.seq, self.credit, load))
 
 
 def greeting(hello: HelloBody, body: WelcomeBody, known_epoch: int) -> WelcomeBody:

@@ -45,13 +45,18 @@ answer to an earlier question may be lost. Twice as long each time."""
 MAX_SILENCE = 16.0
 
 
-@dataclass(slots=True)
-class _Silence:
-    """A reply of which nothing comes."""
+REPEAT = 1.25
+"""Seconds without an acknowledgement after which a stream's last frame is sent again; twice as long
+each time. It makes up for frames that were lost with nothing behind them to show it."""
 
-    awaited: tuple[int, int, int]
+
+@dataclass(slots=True)
+class _Wait:
+    """For news of a stream: `state` is what has been heard so far."""
+
+    state: tuple[int, ...]
     until: float
-    wait: float = SILENCE
+    seconds: float
 
 
 class EdgeSession:
@@ -86,7 +91,10 @@ class EdgeSession:
         self._flushed: dict[int, float] = {}
         self._blocked: set[int] = set()
         """Streams out of credit: the next ACK flushes them."""
-        self._silences: dict[int, _Silence] = {}
+        self._silences: dict[int, _Wait] = {}
+        """For replies, by stream."""
+        self._repeats: dict[int, _Wait] = {}
+        """For acknowledgements, by stream."""
         self.welcome: WelcomeBody | None = None
         self.load = Load.GREEN
         self._load_until = 0.0
@@ -164,6 +172,7 @@ class EdgeSession:
         self._flushed.pop(stream.number, None)
         self._blocked.discard(stream.number)
         self._silences.pop(stream.number, None)
+        self._repeats.pop(stream.number, None)
 
     def fetch(self, digest: str, offset: int = 0) -> None:
         """Ask for a blob from `offset` on."""
@@ -178,7 +187,8 @@ class EdgeSession:
         times: list[float] = []
         if self._live:
             times += self._flush_at.values()
-            times += (silence.until for silence in self._silences.values())
+            times += (wait.until for wait in self._silences.values())
+            times += (wait.until for wait in self._repeats.values())
         if self._greeting is not None:
             times.append(self._greet_at)
         if self._pending_since is not None:
@@ -258,6 +268,7 @@ class EdgeSession:
         self._live, self._load_until = False, 0.0
         self._blocked.clear()
         self._silences.clear()
+        self._repeats.clear()
         for stream in self._streams.values():
             stream.detach()
 
@@ -273,17 +284,12 @@ class EdgeSession:
             self._pending_since = now
 
     def _break_silences(self, now: float) -> None:
-        """Ask again for replies of which nothing has come for a while."""
+        """Ask for replies, and repeat frames, of which nothing was heard for a while."""
         for number, stream in self._streams.items():
-            awaited, silence = stream.awaited, self._silences.get(number)
-            if awaited is None:
-                self._silences.pop(number, None)
-            elif silence is None or silence.awaited != awaited:
-                self._silences[number] = _Silence(awaited, now + SILENCE)
-            elif now >= silence.until:
+            if _is_over(self._silences, number, stream.awaited, now, SILENCE):
                 stream.ask_again()
-                silence.wait = min(2 * silence.wait, MAX_SILENCE)
-                silence.until = now + silence.wait
+            if _is_over(self._repeats, number, stream.unconfirmed_frames, now, REPEAT):
+                stream.repeat_last()
 
     def _on_welcome(self, body: WelcomeBody, now: float) -> list[Event]:
         if body.answers != self._asked or not self._asked or body.epoch <= self._epoch:
@@ -373,3 +379,27 @@ class EdgeSession:
         vocabulary = self.welcome.vocabulary if self.welcome else 0
         if ids and max(ids) >= vocabulary:
             raise RemoteProtocolError(f"reply id {max(ids)}: the vocabulary has {vocabulary}")
+
+
+def _is_over(
+    waits: dict[int, _Wait],
+    number: int,
+    state: tuple[int, ...] | None,
+    now: float,
+    seconds: float,
+) -> bool:
+    """Whether nothing was heard for as long as it takes; then the wait begins anew, twice as long.
+
+    Args:
+        state: what has been heard so far; None: nothing is waited for.
+    """
+    wait = waits.get(number)
+    if state is None:
+        waits.pop(number, None)
+    elif wait is None or wait.state != state:
+        waits[number] = _Wait(state, now + seconds, seconds)
+    elif now >= wait.until:
+        wait.seconds = min(2 * wait.seconds, MAX_SILENCE)
+        wait.until = now + wait.seconds
+        return True
+    return False
