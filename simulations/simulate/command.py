@@ -46,6 +46,14 @@ def _parser() -> argparse.ArgumentParser:
             help="a known model's name or a path (default: %(default)s)",
         )
         kind.add_argument(
+            "--set",
+            dest="changes",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="change one setting of the decoder (a.b=c); may be repeated",
+        )
+        kind.add_argument(
             "--seed", type=int, default=1, help="of all that is chosen at random (default: 1)"
         )
         kind.add_argument(
