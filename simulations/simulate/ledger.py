@@ -79,13 +79,13 @@ class Ledger:
         waited = [key for key, when in self.ended.items() if when < at]
         return max((max(0.0, self.done.get(key, inf) - at) for key in waited), default=0.0)
 
-    def answered_once(self, script: Callable[[str, str, int], str]) -> int:
-        """Count the turns with one answer: said, logged once, and shown as it is logged.
+    def unanswered(self, script: Callable[[str, str, int], str]) -> list[TurnKey]:
+        """Return the turns without exactly one answer: said, logged once, and shown as logged.
 
         Args:
             script: what a driver says, by device, conversation and turn; no two texts are equal.
         """
-        return sum(self._is_answered(key, script(*key)) for key in self.ended)
+        return [key for key in self.ended if not self._is_answered(key, script(*key))]
 
     def _is_answered(self, key: TurnKey, text: str) -> bool:
         talk = self.talks.get((key.device, key.talk))

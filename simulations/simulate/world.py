@@ -5,17 +5,20 @@ vehicle process -- bad frames -- TcpProxy (one link a vehicle) -- broker -- deco
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from math import isinf
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from shared.child import ChildDecoder
+from edge.agent import connect
+from shared.child import ChildDecoder, open_decoder
 from shared.commands import progress
-from simulations.broker import Broker
+from simulations.broker import Broker, open_broker
 from simulations.link import Direction, Impairments, TcpProxy, Traced, open_proxy
 from simulations.simulate.children import ReportingProcess
 from simulations.simulate.compare import differing_talks
@@ -35,14 +38,48 @@ LAST_REPLIES = 90.0
 """Seconds in which a vehicle must be done when it is told to stop."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a world is made of. `stack` ends what is added."""
+
+    stack: AsyncExitStack
+    folder: Path
+    broker: Broker
+    decoder: ChildDecoder
+
+
+@asynccontextmanager
+async def open_world(
+    model: str, drive: Drive, seed: int, changes: Sequence[str] = ()
+) -> AsyncGenerator["World", None]:
+    """Start a broker and a decoder; when the block is left, all is stopped and deleted.
+
+    Args:
+        changes: settings of the decoder.
+
+    Raises:
+        LinkError: one of them does not start.
+    """
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="deltarelay-")))
+        broker = stack.enter_context(open_broker())
+        url = f"mqtt://{broker.host}:{broker.port}"
+        progress(f"broker: {broker.name} at {url}; decoder: loading {model}")
+        decoder = await stack.enter_async_context(
+            open_decoder(model, listen=[url], changes=changes)
+        )
+        async with connect(decoder.address):  # fetches the tokenizer over a good link
+            pass
+        yield World(Parts(stack, folder, broker, decoder), drive, seed)
+
+
 class World:
     """Broker, decoder, and vehicles behind one proxy each."""
 
-    def __init__(
-        self, drive: Drive, broker: Broker, decoder: ChildDecoder, folder: Path, seed: int
-    ) -> None:
-        self._drive, self._broker, self._decoder = drive, broker, decoder
-        self._folder, self._seed = folder, seed
+    def __init__(self, parts: Parts, drive: Drive, seed: int) -> None:
+        self._stack, self._folder = parts.stack, parts.folder
+        self._broker, self._decoder = parts.broker, parts.decoder
+        self._drive, self._seed = drive, seed
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._ledger = Ledger()
@@ -51,12 +88,14 @@ class World:
         self._watches: dict[tuple[int, int], MqttWatch] = {}
         """By vehicle and connection."""
 
-    async def drive(
-        self, stack: AsyncExitStack, vehicles: int, seconds: float, faults: Sequence[Fault]
-    ) -> None:
-        """Let all vehicles drive, let everything break that shall, and hear the last replies."""
+    async def drive(self, vehicles: int, seconds: float, faults: Sequence[Fault]) -> None:
+        """Let all vehicles drive, let everything break that shall, and hear the last replies.
+
+        Raises:
+            LinkError: a vehicle fails, or is not done in time.
+        """
         for number in range(vehicles):
-            await self._add_vehicle(stack, number)
+            await self._add_vehicle(number)
         async with asyncio.TaskGroup() as group:
             for fault in faults:
                 group.create_task(self._break(fault), name=str(fault))
@@ -64,8 +103,7 @@ class World:
         progress(f"{seconds:g} s are over: last replies")
         for vehicle in self._vehicles:
             await vehicle.tell("stop")
-        async with asyncio.timeout(LAST_REPLIES + 10):
-            await asyncio.gather(*(vehicle.ended(LAST_REPLIES) for vehicle in self._vehicles))
+        await asyncio.gather(*(vehicle.ended(LAST_REPLIES) for vehicle in self._vehicles))
 
     async def figures(self) -> dict[str, Any]:
         """Compare what drivers, vehicles and decoder have."""
@@ -80,11 +118,14 @@ class World:
         connects = [at for proxy in self._proxies for at in proxy.connected_at]
         watches = self._watches.values()
         ledger = self._ledger
+        unanswered = ledger.unanswered(partial(scripted_turn, self._seed))
+        for what in (*unanswered, *ledger.contradictions, *differing):
+            progress(f"broken: {what}")
         drain = ledger.drained_after(self._began + self._drive.tunnel[1])
         accepted = sum(watch.was_accepted for watch in watches)
         return {
             "turns": len(ledger.ended),
-            "answered_once": ledger.answered_once(partial(scripted_turn, self._seed)),
+            "answered_once": len(ledger.ended) - len(unanswered),
             "differing_logs": len(differing) + self._num_missing(),
             "drain_s": None if isinf(drain) else round(drain, 2),
             "max_burst": max((watch.max_unacknowledged for watch in watches), default=0),
@@ -106,7 +147,7 @@ class World:
     def _until(self, seconds: float) -> float:
         return max(0.0, self._began + seconds - self._loop.time())
 
-    async def _add_vehicle(self, stack: AsyncExitStack, number: int) -> None:
+    async def _add_vehicle(self, number: int) -> None:
         rng = Random(f"{self._seed}/link/{number}")
         up, down = (
             Direction(
@@ -116,7 +157,7 @@ class World:
             )
             for _ in range(2)
         )
-        proxy = await stack.enter_async_context(
+        proxy = await self._stack.enter_async_context(
             open_proxy(
                 self._broker.host,
                 self._broker.port,
@@ -133,7 +174,7 @@ class World:
             self._folder / f"{device}.log",
             lambda report: self._ledger.take(device, report, self._loop.time()),
         )
-        stack.push_async_callback(vehicle.close)
+        self._stack.push_async_callback(vehicle.close)
         self._vehicles.append(vehicle)
         await vehicle.start()
 
