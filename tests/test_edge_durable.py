@@ -22,7 +22,6 @@ from shared.transport import Transport
 from shared.transport.loopback import LoopbackTransport, loopback_pair
 from tests.brains import small_brain, small_settings, write_model
 
-
 LONG = 400
 """Tokens of a reply that does not end while a test looks away."""
 

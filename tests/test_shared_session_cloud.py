@@ -125,12 +125,29 @@ def test_welcome_grants_the_next_epoch_and_says_what_is_held() -> None:
     assert body.held == [Held(7, 0, 0, 2, crc_of([1, 2]), False, 0, 2)]
 
 
-def test_a_second_copy_of_hello_is_not_answered() -> None:
-    session, _ = begin()
+def test_a_second_copy_of_hello_is_no_greeting_and_gets_the_same_answer() -> None:
+    session = CloudSession(check_ids)
+    body = welcome(session)
     assert hear(session, frames.Hello(0, 3, HELLO)) == []
+    assert sent(session) == [frames.Welcome(0, 4, body)]
     older = HelloBody("car", "b0", epoch=3, clock_us=0)
     assert hear(session, frames.Hello(0, 3, older)) == []
+    assert session.take_outgoing() == []
+    session.detach()
+    assert hear(session, frames.Hello(0, 3, HELLO)) == []
+    assert sent(session) == [], "whoever is gone is welcomed no more"
     assert hear(session, frames.Hello(0, 3, HelloBody("car", "other boot"))) != []
+
+
+def test_frames_that_overtake_their_open_are_told_again() -> None:
+    session = CloudSession(check_ids)
+    welcome(session)
+    assert hear(session, commit(2, 0, [1, 2])) == []
+    assert sent(session) == []
+    assert hear(session, frames.Open(1, 4, 1, BODY)) == [Opened(1, BODY)]
+    held = the_resync(session)
+    assert (held.turn, held.length) == (0, 0)
+    assert hear(session, commit(held.seq + 1, 0, [1, 2])) == [Revised(1)]
 
 
 def test_a_refusal_reaches_a_device_of_any_epoch() -> None:
@@ -194,16 +211,31 @@ def test_eight_frames_are_acknowledged_at_once_and_fewer_within_a_tenth_of_a_sec
     assert session.timer() is None
 
 
-def test_a_duplicate_changes_nothing() -> None:
+def test_a_duplicate_changes_nothing_and_is_confirmed_again() -> None:
     session, stream = begin()
     first = commit(2, 0, [1, 2])
     assert hear(session, first, first, frames.Open(1, 4, 1, BODY)) == [Revised(1)]
     session.poll(T + 1)
     assert sent(session) == [frames.Ack(1, 4, seq=2, credit=64, load=0)]
     assert stream.log.ids == [1, 2]
-    hear(session, first)
+    assert hear(session, first, first) == []
     session.poll(T + 2)
+    assert sent(session) == [frames.Ack(1, 4, seq=2, credit=64, load=0)]
+    session.poll(T + 3)
     assert sent(session) == []
+
+
+def test_an_old_frame_behind_a_gap_is_answered_by_what_is_held_not_confirmed() -> None:
+    session, stream = begin()
+    assert hear(session, commit(3, 2, [3])) == []
+    held = the_resync(session)
+    assert hear(session, commit(3, 2, [3])) == []
+    session.poll(T + 1)
+    assert the_resync(session) == held, "the first one may be lost"
+    assert hear(session, commit(held.seq + 1, 0, [1, 2, 3])) == [Revised(1)]
+    session.poll(T + 2)
+    assert sent(session) == [frames.Ack(1, 4, seq=held.seq + 1, credit=64, load=0)]
+    assert stream.log.ids == [1, 2, 3]
 
 
 # --- tails

@@ -32,7 +32,16 @@ from shared.session import (
     Replied,
 )
 from shared.session.conversation_log import MAX_TURN
-from shared.session.edge import LOAD_LASTS, MAX_SILENCE, PACE, PATIENCE, SILENCE, SLOWER
+from shared.session.edge import (
+    GREET_EVERY,
+    LOAD_LASTS,
+    MAX_SILENCE,
+    PACE,
+    PATIENCE,
+    REPEAT,
+    SILENCE,
+    SLOWER,
+)
 
 T = 1000.0
 SHA, OTHER = "a" * 64, "b" * 64
@@ -201,9 +210,9 @@ def test_with_nothing_to_say_nothing_is_sent() -> None:
 def test_a_tail_that_a_commit_has_cleared_is_not_cleared_again() -> None:
     session, stream = begin()
     revise(session, stream, 0, [], [1])
-    assert kinds(revise(session, stream, 0, [1], now=T + 1)) == ["Commit"]
-    assert kinds(revise(session, stream, 1, [], [2], now=T + 2)) == ["Tail"]
-    (tail,) = revise(session, stream, 1, [], now=T + 3)
+    assert kinds(revise(session, stream, 0, [1], now=T + 0.1)) == ["Commit"]
+    assert kinds(revise(session, stream, 1, [], [2], now=T + 0.2)) == ["Tail"]
+    (tail,) = revise(session, stream, 1, [], now=T + 0.3)
     assert isinstance(tail, frames.Tail)
     assert tail.ids == ()
 
@@ -251,10 +260,10 @@ def test_a_stream_out_of_credit_waits_for_an_acknowledgement_and_for_nothing_els
     sent(session)
     assert kinds(revise(session, stream, 0, [1])) == ["Commit"]
     assert revise(session, stream, 1, [2], [3], now=T + 1) == []
-    assert session.timer() == T + PATIENCE, "no time that never comes"
+    assert session.timer() == T + REPEAT, "no time that never comes"
     hear(session, frames.Ack(2, 1, seq=1, credit=1, load=0), T + 1)
     assert kinds(revise(session, other, 0, [7], now=T + 1)) == ["Commit"]
-    assert revise(session, stream, 2, [4], now=T + 1.5) == []
+    assert revise(session, stream, 2, [4], now=T + 1.2) == []
     hear(session, frames.Ack(1, 1, seq=2, credit=1, load=2), T + 2)
     assert session.load is Load.RED
     session.poll(T + 2)
@@ -335,10 +344,24 @@ def test_touching_a_stream_that_is_gone_does_nothing() -> None:
 # --- patience
 
 
+def test_the_same_hello_is_sent_again_until_it_is_answered() -> None:
+    session = EdgeSession(HelloBody("car", "b0"))
+    session.connect(T)
+    first = session.take_outgoing()
+    assert session.poll(T + GREET_EVERY - 0.01) == []
+    assert session.take_outgoing() == []
+    for times in (1, 2):
+        assert session.poll(T + times * GREET_EVERY) == []
+        assert session.take_outgoing() == first
+    session.disconnect()
+    assert session.poll(T + 99) == []
+    assert (session.take_outgoing(), session.timer()) == ([], None)
+
+
 def test_a_hello_without_an_answer_ends_the_connection_after_three_seconds() -> None:
     session = EdgeSession(HelloBody("car", "b0"))
     session.connect(T)
-    assert session.timer() == T + PATIENCE
+    assert session.timer() == T + GREET_EVERY
     assert session.poll(T + PATIENCE - 0.01) == []
     (event,) = session.poll(T + PATIENCE)
     assert isinstance(event, Disconnected)
@@ -352,13 +375,31 @@ def test_work_without_an_acknowledgement_ends_it_too_but_idling_does_not() -> No
     session, stream = begin()
     assert session.poll(T + 100) == []
     revise(session, stream, 0, [1], now=T + 100)
-    assert session.timer() == T + 100 + PATIENCE
+    assert session.timer() == T + 100 + REPEAT
     hear(session, frames.Ack(1, 1, seq=2, credit=9, load=0), T + 102)
     assert session.poll(T + 200) == []
     revise(session, stream, 1, [2], now=T + 200)
     (event,) = session.poll(T + 200 + PATIENCE)
     assert isinstance(event, Disconnected)
     assert "no acknowledgement for 3 s" in str(event.error)
+
+
+def test_a_frame_that_nobody_confirms_is_sent_again_less_and_less_often() -> None:
+    session, stream = begin()
+    first = revise(session, stream, 0, [1])
+    (second,) = revise(session, stream, 1, [2], now=T + 1)
+    assert [type(frame) for frame in first] == [frames.Commit]
+    repeated: list[float] = []
+    for n in range(1, 7):
+        at = T + 1 + n * REPEAT / 4
+        assert session.poll(at) == []
+        if out := sent(session):
+            assert out == [second], "the last one shows whether others are missing"
+            repeated.append(at)
+    assert repeated == [T + 1 + REPEAT]
+    hear(session, frames.Ack(1, 1, seq=3, credit=9, load=0), T + 4)
+    assert session.poll(T + 99) == []
+    assert sent(session) == []
 
 
 # --- what a user may do

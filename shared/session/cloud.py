@@ -48,6 +48,9 @@ class CloudSession:
         self._over: dict[int, None] = {}
         """Streams that were closed or refused on this connection, the last `MAX_OVER` of them:
         another OPEN of one is a copy."""
+        self._early: set[int] = set()
+        """Streams of which frames came before their OPEN, and were dropped."""
+        self._welcome: frames.Welcome | None = None
         self.streams: dict[int, CloudStream] = {}
         self.load = Load.GREEN
 
@@ -58,6 +61,7 @@ class CloudSession:
         self.detach()  # of an earlier greeting on the same connection
         self._epoch, self._live = body.epoch, True
         self._over.clear()
+        self._early.clear()
         self._minor = min(body.minor, frames.MINOR)
         self.streams = dict(streams)
         for number, stream in self.streams.items():
@@ -65,7 +69,8 @@ class CloudSession:
         held = [stream.held for stream in self.streams.values()]
         tag = self._hello.tag if self._hello else ""
         body = msgspec.structs.replace(body, held=held, credit=self.credit, answers=tag)
-        self._send(frames.Welcome(frames.CONNECTION, self._epoch, body))
+        self._welcome = frames.Welcome(frames.CONNECTION, self._epoch, body)
+        self._send(self._welcome)
 
     def refuse(self, error: DeltarelayError, epoch: int = 0) -> None:
         """Tell the device why its connection ends (`epoch` 0: whatever its epoch is)."""
@@ -133,6 +138,7 @@ class CloudSession:
         if isinstance(frame, frames.Hello):
             last, hello = self._hello, frame.body
             if last is not None and hello.boot == last.boot and hello.clock_us <= last.clock_us:
+                self._welcome_again(hello)
                 return []  # a second copy
             _check_conversations(hello)
             self._hello = hello
@@ -150,6 +156,11 @@ class CloudSession:
     def _send(self, frame: frames.Frame) -> None:
         self._out.append(Outgoing(frames.encode(frame, self._minor), frame.provisional))
 
+    def _welcome_again(self, hello: HelloBody) -> None:
+        """A HELLO came twice: the edge may not have our answer, and takes only one."""
+        if self._live and self._welcome is not None and self._welcome.body.answers == hello.tag:
+            self._send(self._welcome)
+
     def _refuse_epoch(self, old: int, new: int) -> None:
         error = SupersededError(
             f"epoch {old} of this device was superseded by {new}: "
@@ -163,8 +174,10 @@ class CloudSession:
         if isinstance(frame, frames.Open):
             self._check_open(frame)
         stream = self.streams.get(frame.stream) or self._new_stream(frame)
-        if stream is None:
-            return []  # of a conversation that was closed or refused
+        if stream is None:  # of a conversation that is over, or not open yet
+            if frame.stream not in self._over and len(self._early) < MAX_STREAMS:
+                self._early.add(frame.stream)
+            return []
         if stream.epoch != self._epoch:
             self.supersede(stream.epoch)
             return []
@@ -175,6 +188,9 @@ class CloudSession:
                 return stream.acknowledge_reply(frame)
             case frames.Reliable():
                 events = stream.apply(frame)
+                if frame.stream in self._early:
+                    self._early.discard(frame.stream)
+                    stream.say_what_is_held()
             case _:
                 raise RemoteProtocolError(f"{type(frame).__name__} goes down, not up")
         self._owe_acknowledgement(stream, now)
@@ -227,7 +243,12 @@ class CloudSession:
 
     def _acknowledge(self, stream: CloudStream) -> None:
         stream.acked = stream.seq
-        self._send(frames.Ack(stream.number, self._epoch, stream.seq, self.credit, int(self.load)))
+        number, held = stream.number, stream.answer()
+        if held is not None:
+            self._send(frames.Resync(number, self._epoch, held))
+        else:
+            load = int(self.load)
+            self._send(frames.Ack(number, self._epoch, stream.seq, self.credit, load))
 
 
 def _check_conversations(hello: HelloBody) -> None:

@@ -111,13 +111,20 @@ class CloudStream:
 
     # --- what the session does
 
+    def say_what_is_held(self) -> None:
+        """Frames were dropped before this stream was opened: have them told again."""
+        self._resync()
+
     def apply(self, frame: frames.Reliable) -> list[Event]:
         """Apply a reliable frame in its order; duplicates change nothing, gaps ask for a resync.
+
+        A duplicate is owed an answer again: the edge may not have the first one.
 
         Raises:
             RemoteProtocolError: an id is out of range, or the peer cannot find its way back.
         """
         if frame.seq <= self.seq:
+            self.acked = min(self.acked, self.seq - 1)
             return []
         events = self._apply(frame) if frame.seq == self.seq + 1 else None
         if events is None:
@@ -125,6 +132,10 @@ class CloudStream:
         self.seq = frame.seq
         self._resyncs = 0
         return events
+
+    def answer(self) -> frames.Held | None:
+        """Return what is held if the edge has yet to go by it (RESYNC); None: it is to get ACK."""
+        return self.held if self._resyncs else None
 
     def apply_tail(self, frame: frames.Tail) -> list[Event]:
         """Apply a provisional tail if it belongs exactly here and is the newest."""

@@ -45,6 +45,8 @@ class EdgeStream(ConversationLog):
         """What a decoder said it holds while a turn was unconfirmed."""
         self._epoch = 0
         self._seq = self._acked = 0
+        self._last: frames.Frame | None = None
+        """The reliable frame sent last."""
         self._credit = 0
         self._told = self._synced = 0
         self._tick = 0
@@ -100,6 +102,11 @@ class EdgeStream(ConversationLog):
         return self.turn, self.attempt, len(self.reply.ids)
 
     @property
+    def unconfirmed_frames(self) -> tuple[int, int] | None:
+        """Numbers of the last reliable frame and of the last one confirmed, if they differ."""
+        return (self._seq, self._acked) if self._live and self.unacknowledged else None
+
+    @property
     def _live(self) -> bool:
         """Changes are told. Otherwise they touch the log only; the difference is told later."""
         return self._attached and self._unconfirmed is None
@@ -134,6 +141,11 @@ class EdgeStream(ConversationLog):
         self._catch_up(
             Held(self.number, following, history, 0, 0, ended=False, attempt=0, seq=self._seq)
         )
+
+    def repeat_last(self) -> None:
+        """Send the last reliable frame again: it is applied, or confirmed, or shows a gap."""
+        if self._live and self._last is not None:
+            self._send(self._last)
 
     def flush(self, *, with_tail: bool = True) -> bool:
         """Send what is new of the open turn; return whether something still waits for credit."""
@@ -221,12 +233,14 @@ class EdgeStream(ConversationLog):
         awaited = self.ended and not self.closed
         return awaited and turn == self.turn and attempt == self.attempt
 
-    def _put(self, kind: Callable[..., frames.Frame], **fields: object) -> None:
-        self._send(kind(stream=self.number, epoch=self._epoch, **fields))
+    def _put(self, kind: Callable[..., frames.Frame], **fields: object) -> frames.Frame:
+        frame = kind(stream=self.number, epoch=self._epoch, **fields)
+        self._send(frame)
+        return frame
 
     def _emit(self, kind: type[frames.Reliable], **fields: object) -> None:
         self._seq += 1
-        self._put(kind, seq=self._seq, **fields)
+        self._last = self._put(kind, seq=self._seq, **fields)
 
     def _send_rewind(self) -> None:
         if self._told > self._synced:
@@ -290,6 +304,7 @@ class EdgeStream(ConversationLog):
     def _catch_up(self, held: Held | None) -> None:
         """The decoder holds this much of the conversation: send the rest."""
         self._seq = self._acked = held.seq if held else 0
+        self._last = None
         self._told = self._synced = 0
         self._tail_told = (0, ())
         self.reply.asked_again_at = -1

@@ -16,6 +16,7 @@ from shared.transport.mqtt import MqttListener, connect_mqtt
 from shared.transport.mqtt_address import Broker
 from shared.transport.segment import Segment, create_memory
 from shared.transport.shm import ShmListener, ShmTransport, connect_shm
+from simulations.link import Direction, EmulatedTransport
 
 HELLO = b"\x10hello"
 
@@ -128,6 +129,23 @@ def sealed_pair() -> tuple[ShmTransport, ShmTransport]:
     return device, ShmTransport("shm:decoder", b, Segment(server, server=True, sealed=True))
 
 
+def emulated_pair() -> tuple[EmulatedTransport, EmulatedTransport]:
+    """Make the two ends of a connection whose emulated link does nothing to frames."""
+    rng = Random(1)
+    a, b = (
+        EmulatedTransport(end, up=Direction(rng), down=Direction(rng)) for end in loopback_pair()
+    )
+    return a, b
+
+
+MADE_BY_HAND: dict[str, Callable[[], tuple[Transport, Transport]]] = {
+    "loopback": loopback_pair,
+    "sealed": sealed_pair,
+    "emulated": emulated_pair,
+}
+"""Kinds that have no listener."""
+
+
 async def greet(device: Transport, waiting: Waiting) -> Transport:
     """Let a device's first frame make the decoder's end, and take the frame away."""
     device.send(HELLO)
@@ -146,8 +164,8 @@ class Wire:
     @asynccontextmanager
     async def pair(self, *, started: bool = True) -> AsyncGenerator[Pair, None]:
         """Open a connection; not `started`: the device's end only takes what is sent."""
-        if self.kind in ("loopback", "sealed"):
-            ends = loopback_pair() if self.kind == "loopback" else sealed_pair()
+        if self.kind in MADE_BY_HAND:
+            ends = MADE_BY_HAND[self.kind]()
             with closing(ends[0]), closing(ends[1]):
                 yield Pair(*ends, started=started)
             await asyncio.sleep(0)
