@@ -32,9 +32,9 @@ class ChildDecoder:
         self._socket, self.log = folder / "decoder.sock", folder / "decoder.log"
         self.address = f"shm://{self._socket}"
         """Where it listens, whatever else it listens at."""
-        program = [sys.executable, "-m", "cloud", "--with-parent", *arguments]
-        program += ["--set", f"state={folder}/state"]
-        self._program = [*program, "--listen", self.address]
+        program = [sys.executable, "-m", "cloud", "--with-parent"]
+        program += ["--set", f"state={folder}/state", "--listen", self.address]
+        self._program = [*program, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
