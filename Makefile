@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SECONDS_EACH ?= 600
 
-.PHONY: setup demo test check bench slow clean
+.PHONY: setup demo test check bench slow fuzz clean
 
 setup: $(READY)
 
@@ -31,6 +32,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	set -e; for name in $$($(BIN)/python -c 'from tests.fuzz import TARGETS; print(*TARGETS)'); do \
+	  $(BIN)/python -m tests.fuzz $$name --seconds $(SECONDS_EACH); done
 
 bench: setup
 	$(BIN)/deltarelay bench relay --json

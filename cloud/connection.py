@@ -25,17 +25,23 @@ from shared.transport import Transport
 log = logging.getLogger(__name__)
 
 
+class Held(Protocol):
+    """The conversations of a decoder, as `cloud.conversations` has them."""
+
+    def get(self, device: str, name: str) -> Conversation | None: ...
+    def attach(self, connection: "Connection", hello: HelloBody) -> dict[int, CloudStream]: ...
+    def begin(self, device: str, stream: CloudStream, connection: "Connection") -> Conversation: ...
+    def forget(self, device: str, name: str) -> None: ...
+
+
 class House(Protocol):
     """What a connection asks of the decoder it belongs to."""
 
     @property
     def check_ids(self) -> IdCheck: ...
-
+    @property
+    def conversations(self) -> Held: ...
     def greet(self, connection: "Connection", hello: HelloBody) -> WelcomeBody: ...
-    def streams_of(self, connection: "Connection", hello: HelloBody) -> dict[int, CloudStream]: ...
-    def conversation(self, device: str, name: str) -> Conversation | None: ...
-    def open(self, connection: "Connection", device: str, stream: CloudStream) -> None: ...
-    def forget(self, device: str, name: str) -> None: ...
     def leave(self, connection: "Connection", device: str) -> None: ...
     def terms_of(self, device: str) -> tuple[int, Load]: ...
     def blob_of(self, digest: str) -> bytes | None: ...
@@ -46,6 +52,7 @@ class Connection:
 
     def __init__(self, decoder: House, transport: Transport) -> None:
         self._decoder, self._transport = decoder, transport
+        self._held = decoder.conversations
         self._device = ""
         self.session = CloudSession(decoder.check_ids)
         self._channel = Channel(
@@ -64,15 +71,15 @@ class Connection:
         """Send what the session owes."""
         self._channel.pump()
 
-    @property
-    def peer(self) -> str:
-        """Which device this is, where the transport can vouch for it."""
-        return self._transport.peer
-
     def notice(self, topic: str, text: str) -> None:
         """Tell the device something."""
         self.session.notice(frames.CONNECTION, topic, text)
         self.pump()
+
+    @property
+    def peer(self) -> str:
+        """Which device this is, where the transport can vouch for it."""
+        return self._transport.peer
 
     def supersede(self) -> None:
         """Another connection of this device took over."""
@@ -102,14 +109,14 @@ class Connection:
             case Opened(stream, body):
                 self._open(stream, event, body.conversation)
             case Closed(_, name):
-                self._decoder.forget(self._device, name)
+                self._held.forget(self._device, name)
             case _:
                 about = self.session.streams.get(getattr(event, "stream", 0))
                 if about is not None:
                     self._tell(about, event)
 
     def _tell(self, stream: CloudStream, event: Event) -> None:
-        conversation = self._decoder.conversation(self._device, stream.body.conversation)
+        conversation = self._held.get(self._device, stream.body.conversation)
         if conversation is not None:
             conversation.on_event(event)
 
@@ -123,7 +130,7 @@ class Connection:
             return
         self._device = hello.device
         log.info("%s: device %s, epoch %d", self._transport.name, hello.device, body.epoch)
-        self.session.welcome(body, self._decoder.streams_of(self, hello))
+        self.session.welcome(body, self._held.attach(self, hello))
 
     def _fetch(self, digest: str, offset: int) -> None:
         content = self._decoder.blob_of(digest)
@@ -134,15 +141,15 @@ class Connection:
 
     def _open(self, number: int, event: Opened, name: str) -> None:
         stream = self.session.streams[number]
-        known = self._decoder.conversation(self._device, name)
+        known = self._held.get(self._device, name)
         try:
             if known is not None and known.stream is stream:
                 known.on_event(event)
             else:
-                self._decoder.forget(self._device, name)
-                self._decoder.open(self, self._device, stream)
+                self._held.forget(self._device, name)
+                self._held.begin(self._device, stream, self)
         except DeltarelayError as error:
-            self._decoder.forget(self._device, name)
+            self._held.forget(self._device, name)
             self.session.refuse_stream(number, error)
 
     def _on_closed(self, reason: DeltarelayError) -> None:

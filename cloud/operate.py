@@ -5,6 +5,7 @@ All goes through the registry in the state folder; a running decoder follows wit
 
 import argparse
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from cloud.admission import DEFAULT_TENANT, check_limit
 from cloud.orders import Order, Orders
 from cloud.registry import Registry
 from cloud.settings import DecoderSettings, LimitSettings
+from cloud.snapshot.reader import forget_device
 from shared.commands import parser, print_json, progress, start_logging
 from shared.config import load_settings
 from shared.errors import CapacityError, InputError
@@ -44,6 +46,7 @@ def operate(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     start_logging(options.log_level)
     settings = load_settings(DecoderSettings, options.config, options.changes)
+    options.settings = settings
     with open_registry(settings) as registry:
         result: Result = options.run(registry, options)
     if options.json:
@@ -86,6 +89,14 @@ def _parser() -> argparse.ArgumentParser:
     about = "drop all that decoders hold of a device"
     forget = actions.add_parser("forget", parents=[common], help=about)
     forget.add_argument("device")
+    forget.add_argument(
+        "--spool",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a spool of it on this host, deleted as well; its agent must not run",
+    )
     forget.set_defaults(run=_forget)
     return ask
 
@@ -178,12 +189,33 @@ def _forget(registry: Registry, options: argparse.Namespace) -> Result:
     confirmed = _wait(orders, order)
     orders.take_back(order)
     count = sum(confirmed.values())
+    files = _delete_files(device, options)
     progress(
         f"{len(confirmed)} running decoders have forgotten {device}, with {count} conversations"
         if confirmed
-        else f"no decoder runs with {registry.folder}: nothing is held of {device}"
+        else f"no decoder runs with {registry.folder}"
     )
-    return {"device": device, "decoders": len(confirmed), "conversations": count}
+    for folder in files:
+        progress(f"deleted {folder}")
+    result = {"device": device, "decoders": len(confirmed), "conversations": count}
+    return result | {"deleted": list(map(str, files))}
+
+
+def _delete_files(device: str, options: argparse.Namespace) -> list[Path]:
+    """Delete what is on this host's disks of a device; return the folders where that was."""
+    snapshots: str = options.settings.snapshots
+    deleted: list[Path] = []
+    try:
+        if snapshots and forget_device(Path(snapshots), device):
+            deleted.append(Path(snapshots))
+        for spool in options.spool:
+            if not (spool / "spool.sqlite").exists():
+                raise InputError(f"--spool {spool}: no spool is there")
+            shutil.rmtree(spool)
+            deleted.append(spool)
+    except OSError as error:
+        raise CapacityError(f"{error.filename}: {error.strerror}; not all is deleted") from None
+    return deleted
 
 
 def _wait(orders: Orders, order: Order) -> dict[str, int]:

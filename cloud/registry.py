@@ -198,7 +198,7 @@ class Registry:
         return status.st_dev, status.st_ino
 
 
-def _key(  # noqa: PLR0913, PLR0917 - a row
+def _key(
     key_id: str,
     name: str,
     tenant: str,

@@ -11,6 +11,8 @@ LEAST_TOP_P = 1e-6
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_SEED = 2**63 - 1
+MAX_STOPS, MAX_STOP = 16, 256
+"""Stop strings, and characters of one: each token of a reply is compared with all of them."""
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, MAX_TEMPERATURE),
@@ -43,6 +45,20 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
         if not abs(bias) <= MAX_BIAS:
             raise InputError(f"logit_bias[{token}] = {bias}: must be -{MAX_BIAS:g}..{MAX_BIAS:g}")
     check_vocabulary(sampling.logit_bias, vocabulary, "logit_bias")
+
+
+def check_stops(stops: Collection[str]) -> None:
+    """Refuse more, or longer, stop strings than every token of a reply can be compared with.
+
+    Raises:
+        InputError: there are too many, or one is too long.
+    """
+    longest = max(map(len, stops), default=0)
+    if len(stops) > MAX_STOPS or longest > MAX_STOP:
+        raise InputError(
+            f"stop: {len(stops)} strings of up to {longest} characters; at most {MAX_STOPS} of "
+            f"{MAX_STOP} are taken"
+        )
 
 
 def check_vocabulary(ids: Collection[int], vocabulary: int, what: str) -> None:

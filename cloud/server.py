@@ -1,7 +1,6 @@
-"""Devices and their conversations: accepts connections, knows who holds what, routes events.
+"""The decoder service: lets devices in, knows who is connected, starts and ends in good order.
 
-A device's fault ends its own connection only. A conversation outlives connections until BYE,
-`keep_seconds` or the bound on their number.
+A device's fault ends its own connection only. What they hold is in `conversations`.
 """
 
 import asyncio
@@ -9,19 +8,18 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from cloud.admission import Admission
-from cloud.allowance import Allowance
 from cloud.connection import Connection
-from cloud.conversation import Conversation
+from cloud.conversations import MAX_CONVERSATIONS, Conversations
 from cloud.decoder import Brain, default_name, make_voice
 from cloud.engine.engine import Engine
 from cloud.gate import Gate
 from cloud.metrics import DecoderState, EngineState
 from cloud.registry import Registry
-from cloud.sampling import check_sampling
 from cloud.settings import DecoderSettings
+from cloud.snapshot.counts import SnapshotCounts
+from cloud.snapshot.keeper import Snapshots
 from cloud.worker import Worker
 from shared.errors import (
     AccessError,
@@ -32,9 +30,6 @@ from shared.errors import (
     TokenizerMismatchError,
 )
 from shared.frames import DRAINING, HelloBody, Load, WelcomeBody
-from shared.session import (
-    CloudStream,
-)
 from shared.session.cloud import CREDIT, greeting
 from shared.transport import Listener, Transport
 from shared.transport.mqtt import MqttListener
@@ -43,7 +38,6 @@ from shared.transport.shm import ShmListener
 
 log = logging.getLogger(__name__)
 
-MAX_CONVERSATIONS = 4096
 SLOW_CREDIT = 1
 """Reliable frames at a time from a device over its limit."""
 _LOOK = 0.05
@@ -54,14 +48,6 @@ _SWEEP = 30.0
 """Seconds between two looks for conversations nobody came back to."""
 _FORGET_WITHIN = 5.0
 """Seconds that the engine may take until it drops cached blocks."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A conversation and the connection it is on, if any."""
-
-    conversation: Conversation
-    connection: Connection | None
 
 
 class Decoder:
@@ -89,8 +75,12 @@ class Decoder:
         registered = settings.admission.require_devices
         self.gate = Gate(self, self.admission, registry, registered=registered)
         self._control = frozenset(brain.tokenizer.header.control)
-        self._entries: dict[tuple[str, str], _Entry] = {}
-        self._epochs: dict[str, int] = {}
+        self.conversations = Conversations(
+            self.voice, self.admission, self.check_ids, self._forgotten
+        )
+        self.snapshots: Snapshots | None = None
+        if settings.snapshots:
+            self.snapshots = Snapshots(self.conversations, brain, self.worker, settings)
         self._connections: dict[str, Connection] = {}
         self._listeners: list[Listener] = []
         self.draining = False
@@ -105,6 +95,9 @@ class Decoder:
             ConfigError, CapacityError: the registry cannot be read.
         """
         self.gate.open()  # first: who may come in, and to which tenant a device belongs
+        if self.snapshots is not None:
+            self.snapshots.restore(self.conversations.resume, MAX_CONVERSATIONS)
+            self.snapshots.start()
         self.worker.start()
         for address in addresses:
             listener = self._listener(address)
@@ -146,6 +139,8 @@ class Decoder:
             await listener.close()
         for connection in list(self._connections.values()):
             connection.close()
+        if self.snapshots is not None:
+            await self.snapshots.close()
         await self.worker.close()
 
     def connect(self, transport: Transport) -> None:
@@ -164,7 +159,8 @@ class Decoder:
             self.worker.num_steps,
             self.voice.ahead_counts,
             len(self._connections),
-            len(self._entries),
+            len(self.conversations),
+            self.snapshots.counts if self.snapshots is not None else SnapshotCounts(),
         )
 
     # --- what connections ask
@@ -199,58 +195,9 @@ class Decoder:
             context=self.voice.longest_turn,
             clock_us=int(time.monotonic() * 1e6),
         )
-        body = greeting(hello, body, self._epochs.get(hello.device, 0))
-        self._epochs[hello.device] = body.epoch
+        body = greeting(hello, body, self.conversations.epoch_of(hello.device))
+        self.conversations.grant(hello.device, body.epoch)
         return body
-
-    def streams_of(self, connection: Connection, hello: HelloBody) -> dict[int, CloudStream]:
-        """Return what is held of the conversations a device names, by its stream numbers."""
-        held: dict[int, CloudStream] = {}
-        for number, name in hello.conversations.items():
-            entry = self._entries.get((hello.device, name))
-            if entry is not None:
-                entry.connection = connection
-                held[number] = entry.conversation.stream
-        return held
-
-    def conversation(self, device: str, name: str) -> Conversation | None:
-        """Return a conversation by its identity."""
-        entry = self._entries.get((device, name))
-        return entry.conversation if entry is not None else None
-
-    def open(self, connection: Connection, device: str, stream: CloudStream) -> None:
-        """Begin a conversation.
-
-        Raises:
-            ContextLengthError, ModelError, InputError: it cannot be served as asked.
-        """
-        body = stream.body
-        check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
-        if len(self._entries) >= MAX_CONVERSATIONS:
-            self._drop_coldest()
-        key = (device, body.conversation)
-
-        def put_on_wire() -> None:
-            entry = self._entries.get(key)
-            if entry is not None and entry.connection is not None:
-                entry.connection.pump()
-
-        def notice(topic: str, text: str) -> None:
-            entry = self._entries.get(key)
-            if entry is not None and entry.connection is not None:
-                entry.connection.session.notice(stream.number, topic, text)
-
-        allowance = Allowance(self.admission, device, self.voice.clock)
-        conversation = Conversation(
-            stream, self.voice, allowance, on_change=put_on_wire, notice=notice
-        )
-        self._entries[key] = _Entry(conversation, connection)
-
-    def forget(self, device: str, name: str) -> None:
-        """Drop a conversation and what the engine holds of it."""
-        entry = self._entries.pop((device, name), None)
-        if entry is not None:
-            entry.conversation.close()
 
     @property
     def devices(self) -> Iterable[str]:
@@ -262,8 +209,8 @@ class Decoder:
         connection = self._connections.get(device)
         if connection is not None:
             connection.refuse(error)
-        for name in self._conversations_of(device):
-            self.forget(device, name)
+        for name in self.conversations.of_device(device):
+            self.conversations.forget(device, name)
 
     async def forget_device(self, device: str) -> int:
         """Drop all that is held of a device; return how many conversations that were.
@@ -278,23 +225,19 @@ class Decoder:
         connection = self._connections.get(device)
         if connection is not None:
             connection.close()
-        tenants = {self.admission.tenant_of_device(device)}
-        names = self._conversations_of(device)
-        for name in names:
-            tenants.add(self._entries[device, name].conversation.tenant)
-            self.forget(device, name)
-        self._epochs.pop(device, None)
+        count, tenants = self.conversations.forget_device(device)
+        tenants.add(self.admission.tenant_of_device(device))
+        if self.snapshots is not None:
+            self.snapshots.forget_device(device)
         self.admission.forget(device)
         await self.worker.ask(lambda engine: engine.drop_idle(tenants), _FORGET_WITHIN)
-        return len(names)
+        return count
 
     def leave(self, connection: Connection, device: str) -> None:
         """A connection is gone."""
         if self._connections.get(device) is connection:
             del self._connections[device]
-        for entry in self._entries.values():
-            if entry.connection is connection:
-                entry.connection = None
+        self.conversations.detach(connection)
 
     def terms_of(self, device: str) -> tuple[int, Load]:
         """Return the credit and the load that a device is told."""
@@ -323,6 +266,10 @@ class Decoder:
             raise RemoteProtocolError(f"control token ids {bad} in a user's turn are refused")
 
     # --- inside
+
+    def _forgotten(self, device: str, name: str) -> None:
+        if self.snapshots is not None:
+            self.snapshots.forget(device, name)
 
     def _admit(self, hello: HelloBody) -> None:
         tokenizer = self.brain.tokenizer
@@ -355,21 +302,9 @@ class Decoder:
         raise ConfigError(f"{shown}: expected shm:///absolute/path or mqtt://host:port")
 
     def _sweep(self) -> None:
-        limit = self.voice.clock() - self._settings.keep_seconds
-        for (device, name), entry in list(self._entries.items()):
-            if entry.connection is None and entry.conversation.touched < limit:
-                self.forget(device, name)
+        self.conversations.sweep(self.voice.clock() - self._settings.keep_seconds)
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
-
-    def _conversations_of(self, device: str) -> list[str]:
-        return [name for holder, name in self._entries if holder == device]
-
-    def _drop_coldest(self) -> None:
-        away = [k for k, entry in self._entries.items() if entry.connection is None]
-        keys = away or list(self._entries)
-        coldest = min(keys, key=lambda k: self._entries[k].conversation.touched)
-        self.forget(*coldest)
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed.done():

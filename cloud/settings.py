@@ -113,6 +113,16 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     """How long the conversation of a device that went away is kept."""
     drain_seconds: NotNegative = 10.0
     """How long SIGTERM lets replies under way end, and devices go to another decoder."""
+    snapshots: str = ""
+    """Folder where conversations are kept for a decoder that starts again; empty: nowhere."""
+    snapshot_mb: Annotated[int, msgspec.Meta(ge=1)] = 4096
+    """All files there together; the conversation that was written longest ago goes first."""
+    snapshot_hours: Positive = 24.0
+    """After which a conversation in which nothing happens is deleted there."""
+    snapshot_every: Positive = 2.0
+    """Seconds between two looks for conversations that have changed."""
+    snapshot_mb_per_second: Positive = 100.0
+    """Keys and values that are written, so that neither disk nor cores miss the time."""
     admission: AdmissionSettings = AdmissionSettings()
     credentials: Credentials = Credentials()
     """How to get into the MQTT brokers of `listen`."""

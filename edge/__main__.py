@@ -33,12 +33,12 @@ class EdgeSettings(msgspec.Struct, frozen=True):
     """This vehicle's name in its fleet, the same at every start; no VIN."""
     fleet: str = "fleet"
     decoder: str = ""
-    credentials: Credentials = Credentials()
-    """How to get into an MQTT broker."""
     spool: str = ""
     """Folder of this device in which its conversation outlives the process; empty: nothing does."""
     conversation: str = "drive"
     """Name of the conversation that the spool goes on with."""
+    credentials: Credentials = Credentials()
+    """How to get into an MQTT broker."""
     system: str = "You are the assistant of a car. Answer the driver in one short sentence."
     max_tokens: int = 64
     deadline: float = 30.0
@@ -127,8 +127,8 @@ async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: 
             device=settings.device,
             fleet=settings.fleet,
             decoder=settings.decoder or None,
-            credentials=settings.credentials,
             spool=Path(settings.spool) if settings.spool else None,
+            credentials=settings.credentials,
         ) as agent:
             decoder = f"decoder {agent.welcome.decoder} ({agent.welcome.model})"
             progress(f"connected to {decoder}" if agent.is_connected else f"waiting for {decoder}")

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from edge.conversations import Conversations
-from edge.door import door_to
+from edge.door import Door, door_to
 from edge.fetch import TokenizerFetch
 from edge.link import Link
 from edge.spool import Spool
@@ -101,7 +101,7 @@ class Agent:
         return self._conversations.idle
 
     @asynccontextmanager
-    async def conversation(  # noqa: PLR0913 - keywords
+    async def conversation(
         self,
         name: str = "",
         *,
@@ -210,32 +210,34 @@ class Agent:
 
 
 @asynccontextmanager
-async def connect(  # noqa: PLR0913 - keywords
-    url: str,
+async def connect(
+    url: str | Door,
     *,
     model: str = "",
     device: str = "",
     fleet: str = "fleet",
     decoder: str | None = None,
     tokenizer: bytes | None = None,
-    credentials: Credentials | None = None,
     spool: Path | None = None,
+    credentials: Credentials | None = None,
     rng: Random | None = None,
 ) -> AsyncGenerator[Agent, None]:
     """Connect to a decoder.
 
     Args:
-        url: `shm:///path` of a decoder on this host, or `mqtt[s]://[user:password@]host[:port]`.
+        url: `shm:///path` of a decoder on this host, or `mqtt[s]://[user:password@]host[:port]`;
+            or a door of one's own, to which `fleet` and `decoder` mean nothing.
         model: refuse a decoder that serves another one; empty: take what it serves.
         device: this vehicle's name in its fleet (letters, digits, '.', '_', '-'; no VIN); must be
             unique.
         decoder: over MQTT, the decoder to use; by default one is chosen by rendezvous hashing.
         tokenizer: a tokenizer blob to insist on; by default the decoder's is fetched once and
             cached.
-        credentials: how to get into the broker: TLS files, user name and password file.
         spool: a folder of this device in which conversations outlive the process; then a reply is
             shown once what came before it is on disk, and an agent that was connected before starts
             without a decoder, too.
+        credentials: how to get into the broker: TLS files, user name and password file. They are
+            read again with every connection.
         rng: chooses the jitter of reconnecting.
 
     Raises:
@@ -247,7 +249,9 @@ async def connect(  # noqa: PLR0913 - keywords
     if spool is not None and not device:
         raise ConfigError("a spool is of one device: name the device, the same at every start")
     device = check_name("device", device or default_device())
-    door = door_to(url, fleet=fleet, device=device, decoder=decoder, credentials=credentials)
+    door = url
+    if isinstance(door, str):
+        door = door_to(door, fleet=fleet, device=device, decoder=decoder, credentials=credentials)
     kept = Spool(spool) if spool is not None else None
     welcome = kept.welcome if kept is not None else None
     epoch = welcome.epoch if welcome is not None else 0

@@ -1,5 +1,6 @@
 """Where an agent gets its connections: by address, to one decoder or to one of several."""
 
+from functools import partial
 from typing import Protocol
 
 from shared.errors import ConfigError
@@ -58,6 +59,6 @@ def door_to(
     if scheme == "shm" and rest.startswith("/"):
         return ShmDoor(rest)
     if scheme in ("mqtt", "mqtts"):
-        broker = parse_broker(url, credentials)
+        broker = partial(parse_broker, url, credentials)
         return MqttDoor(broker, fleet=fleet, device=device, decoder=decoder)
     raise ConfigError(f"{without_secrets(url)}: expected shm:///absolute/path or mqtt://host:port")

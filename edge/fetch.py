@@ -18,6 +18,8 @@ class TokenizerFetch:
 
     def __init__(self, session: EdgeSession, pump: Callable[[], None]) -> None:
         self._session, self._pump = session, pump
+        self._wanted = ""
+        """Digest of what is being fetched."""
         self._blob = bytearray()
         self._size = -1
         self._changed = asyncio.Event()
@@ -56,22 +58,27 @@ class TokenizerFetch:
         return tokenizer
 
     def take(self, event: BlobArrived) -> None:
-        """A piece has arrived.
+        """A piece has arrived; one that was not asked for, or a second copy, is ignored.
 
         Raises:
-            RemoteProtocolError: the whole would be larger than a tokenizer may be.
+            RemoteProtocolError: the whole is larger than a tokenizer may be, or than was said.
         """
-        if event.size > MAX_BLOB:
-            raise RemoteProtocolError(f"a blob of {event.size} bytes: at most {MAX_BLOB} are taken")
-        if event.offset == len(self._blob) and event.data:
-            self._blob += event.data
-            self._size = event.size
-            self._changed.set()
+        if event.digest != self._wanted or event.offset != len(self._blob) or not event.data:
+            return
+        end = event.offset + len(event.data)
+        if not end <= event.size <= MAX_BLOB or self._size not in (-1, event.size):
+            raise RemoteProtocolError(
+                f"bytes {event.offset} to {end} of a blob of {event.size} bytes "
+                f"(it had {self._size} before): at most {MAX_BLOB} are taken"
+            )
+        self._blob += event.data
+        self._size = event.size
+        self._changed.set()
 
     async def _fetch(self, digest: str) -> bytes:
         """Fetch a blob from the decoder, verify and cache it."""
         self._blob.clear()
-        self._size = -1
+        self._size, self._wanted = -1, digest
         try:
             async with asyncio.timeout(FETCH_TIMEOUT):
                 while len(self._blob) != self._size:
@@ -81,6 +88,8 @@ class TokenizerFetch:
                     await self._changed.wait()
         except TimeoutError:
             raise LinkError(f"tokenizer {digest} did not arrive in {FETCH_TIMEOUT:g} s") from None
+        finally:
+            self._wanted = ""
         blob = bytes(self._blob)
         self._blob.clear()
         found = hashlib.sha256(blob).hexdigest()

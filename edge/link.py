@@ -97,6 +97,8 @@ class Link:
             raise LinkError(f"{transport.name}: no answer to HELLO") from None
         finally:
             self._greeted = None
+        if self._channel is not channel:  # lost before we came to know of the answer
+            raise LinkError(f"{transport.name}: lost right behind the answer to HELLO")
         self._backoff.connected(time.monotonic())
 
     def _take(self, events: Sequence[Event]) -> None:

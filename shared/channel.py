@@ -82,8 +82,7 @@ class Channel:
             self._fail(error)
             return
         self._send_owed()
-        if events:
-            self._on_events(events)
+        if events and self._report(events):
             self._send_owed()
         self._set_alarm()
 
@@ -102,11 +101,22 @@ class Channel:
         except ProtocolError as error:
             self._fail(error)
             return
-        if events:
-            self._on_events(events)
-        self.pump()
+        if self._report(events):
+            self.pump()
+
+    def _report(self, events: Sequence[Event]) -> bool:
+        """Tell the owner; return whether it, too, thinks that the peer keeps to the protocol."""
+        try:
+            if events:
+                self._on_events(events)
+        except ProtocolError as error:
+            self._fail(error)
+            return False
+        return True
 
     def _fail(self, error: ProtocolError) -> None:
+        if not self._open:
+            return
         refuse = getattr(self._session, "refuse", None)
         if refuse is not None:
             refuse(error)

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import LinkError
@@ -21,13 +20,49 @@ STOP_TIMEOUT = 20.0
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
 class ChildDecoder:
-    """A running decoder: where it listens, and its process."""
+    """A decoder in a process of its own, which may be killed and started again.
 
-    address: str
-    process: subprocess.Popen[bytes]
-    log: Path
+    Args:
+        folder: for its socket and its log.
+        arguments: of `deltarelay cloud`, besides the socket.
+    """
+
+    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
+        self._socket, self.log = folder / "decoder.sock", folder / "decoder.log"
+        self.address = f"shm://{self._socket}"
+        """Where it listens, whatever else it listens at."""
+        program = [sys.executable, "-m", "cloud", "--with-parent", *arguments]
+        program += ["--set", f"state={folder}/state"]
+        self._program = [*program, "--listen", self.address]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that was started last."""
+        assert self._process is not None
+        return self._process
+
+    async def start(self) -> None:
+        """Start it and wait until it listens.
+
+        Raises:
+            LinkError: it does not come up; the message says what it printed.
+        """
+        self._socket.unlink(missing_ok=True)  # of one that was killed
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(self._program, stdout=output, stderr=output)
+        await _wait_for(self._socket, self._process, self.log)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it as an operator does, by SIGTERM; by SIGKILL if it does not obey."""
+        if self._process is not None:
+            _stop(self._process)
 
 
 @asynccontextmanager
@@ -43,22 +78,18 @@ async def open_decoder(
     Raises:
         LinkError: it does not come up; the message says what it printed.
     """
+    arguments = ["--model", model]
+    for address in listen:
+        arguments += ["--listen", address]
+    for change in changes:
+        arguments += ["--set", change]
     with tempfile.TemporaryDirectory(prefix="deltarelay-") as folder:
-        socket = Path(folder) / "decoder.sock"
-        log = Path(folder) / "decoder.log"
-        program = [sys.executable, "-m", "cloud", "--model", model, "--with-parent"]
-        program += ["--set", f"state={folder}/state"]
-        for address in (*listen, f"shm://{socket}"):
-            program += ["--listen", address]
-        for change in changes:
-            program += ["--set", change]
-        with log.open("wb") as output:
-            child = subprocess.Popen(program, stdout=output, stderr=output)
+        decoder = ChildDecoder(Path(folder), arguments)
         try:
-            await _wait_for(socket, child, log)
-            yield ChildDecoder(f"shm://{socket}", child, log)
+            await decoder.start()
+            yield decoder
         finally:
-            _stop(child)
+            decoder.stop()
 
 
 def die_with_parent() -> None:

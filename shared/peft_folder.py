@@ -43,6 +43,10 @@ _EXPECTED: dict[str, tuple[Any, ...]] = {
 }
 """Settings (peft, LoraConfig) and the values with which the tensors mean B (A x)."""
 _MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6
+_ATOM = r"(?:[\w-]|\\?\.|\\[dw]|\[(?:\w(?:-\w)?)+\])"
+_PATTERN = re.compile(rf"\^?(?:{_ATOM}[*+]?)+\$?", re.ASCII)
+_MAX_PATTERN, _MAX_REPEATS, _MAX_REPEATING = 256, 2, 16
+"""Characters of a pattern, repetitions in one, patterns with any: what matches in no time."""
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -129,7 +133,7 @@ def _read_config(path: Path) -> _Config:
         raise ModelError(
             f"{path}: {error.strerror}; expected a PEFT folder with {CONFIG} and {TENSORS}"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: not a configuration of LoRA: {error}") from None
     for key, good in _EXPECTED.items():
         value = raw.get(key, good[0])
@@ -150,14 +154,34 @@ def _check_numbers(config: _Config, path: Path) -> None:
                 f"{path}: an alpha is {alpha}; expected are {_MIN_ALPHA} to {_MAX_ALPHA}, with "
                 "either sign: anything else makes no or no usable adapter"
             )
-    for pattern in (*(config.rank_pattern or {}), *(config.alpha_pattern or {})):
+    _check_patterns([*(config.rank_pattern or {}), *(config.alpha_pattern or {})], path)
+    for rank in (config.r, *(config.rank_pattern or {}).values()):
+        if rank < 1:
+            raise ModelError(f"{path}: a rank is {rank}; expected at least 1")
+
+
+def _check_patterns(patterns: list[str], path: Path) -> None:
+    """Refuse what is no plain pattern of names: matching any other can take for ever."""
+    repeating = 0
+    for pattern in patterns:
+        repeats = pattern.count("*") + pattern.count("+")
+        repeating += repeats > 0
+        plain = len(pattern) <= _MAX_PATTERN and repeats <= _MAX_REPEATS
+        if not plain or not _PATTERN.fullmatch(pattern):
+            raise ModelError(
+                f"{path}: pattern {pattern[:_MAX_PATTERN]!r} of modules; supported are up to "
+                f"{_MAX_PATTERN} characters, dots, \\d, \\w, sets, and at most {_MAX_REPEATS} of * "
+                "and +: write a pattern for each module instead of groups"
+            )
         try:
             re.compile(pattern)
         except re.error as error:
             raise ModelError(f"{path}: pattern {pattern!r} of modules: {error}") from None
-    for rank in (config.r, *(config.rank_pattern or {}).values()):
-        if rank < 1:
-            raise ModelError(f"{path}: a rank is {rank}; expected at least 1")
+    if repeating > _MAX_REPEATING:
+        raise ModelError(
+            f"{path}: {repeating} patterns have * or +, at most {_MAX_REPEATING} may: "
+            "write the names of the modules"
+        )
 
 
 def _read_tensors(path: Path) -> dict[str, Floats]:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from shared.bpe_document import check_document
 from shared.digest import golden_digest, sha256
 from shared.errors import ModelError
 
@@ -106,12 +107,12 @@ class BpeTokenizer(Tokenizer):
             )
         from tokenizers import Tokenizer as Library
 
+        check_document(payload, header.pre)
         self.header, self.digest = header, digest
         self._library = Library.from_buffer(payload)
         _check_ids(header, self._library.get_vocab_size())
         rule = self._library.pre_tokenizer
-        if rule is None:
-            raise ValueError("it has no pre-tokenizer")
+        assert rule is not None  # the document has one
         self._rule = rule
         self._spaces = header.pre in _HORIZON_SPACES
         self._control = frozenset(header.control)
@@ -184,6 +185,7 @@ class SpmTokenizer(Tokenizer):
         self._library = SentencePieceProcessor(model_proto=payload)
         _check_ids(header, self._library.vocab_size())
         self._pieces = [self._read_piece(token) for token in range(header.vocabulary)]
+        self._controls = {self._library.id_to_piece(token): token for token in header.control}
 
     def split(self, text: str, *, first: bool) -> list[Segment]:
         """One segment per run of non-spaces with the spaces before it."""
@@ -218,7 +220,7 @@ class SpmTokenizer(Tokenizer):
 
     def controls(self) -> dict[str, int]:
         """Return the control tokens by their text."""
-        return {self._library.id_to_piece(token): token for token in self.header.control}
+        return self._controls
 
     def _read_piece(self, token: int) -> bytes:
         if self._library.is_control(token):

@@ -14,6 +14,8 @@ import msgspec
 from shared.tokenlog import MAX_ID
 
 MAX_VARINT = (1 << 64) - 1
+MAX_COUNTER = 1 << 62
+"""Largest number that either end counts on from: what follows has still 64 bits."""
 _U32 = struct.Struct("<I")
 
 
@@ -60,6 +62,21 @@ def take_varint(data: bytes, at: int) -> tuple[int, int]:
     if value > MAX_VARINT:
         raise ValueError("varint is longer than 64 bits")
     return value, at
+
+
+def _put_counter(out: bytearray, value: int) -> None:
+    put_varint(out, _check_counter(value))
+
+
+def _take_counter(data: bytes, at: int) -> tuple[int, int]:
+    value, at = take_varint(data, at)
+    return _check_counter(value), at
+
+
+def _check_counter(value: int) -> int:
+    if value > MAX_COUNTER:
+        raise ValueError(f"sequence number {value} is above 2^62")
+    return value
 
 
 def _put_ids(out: bytearray, ids: tuple[int, ...]) -> None:
@@ -149,6 +166,7 @@ def record(kind: type[msgspec.Struct]) -> Codec:
 
 
 VARINT = Codec(put_varint, take_varint)
+COUNTER = Codec(_put_counter, _take_counter)
 IDS = Codec(_put_ids, _take_ids)
 CRC = Codec(_put_crc, _take_crc)
 BYTES = Codec(_put_bytes, _take_bytes)

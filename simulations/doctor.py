@@ -17,7 +17,7 @@ from shared.digest import sha256_file
 from shared.errors import DeltarelayError
 from shared.models import known_models, model_path
 from shared.paths import default_socket
-from shared.transport.segment import SIZE, create_descriptors
+from shared.transport.segment import SIZE, create_memory
 
 State = Literal["ok", "warning", "problem"]
 _MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]!![/yellow]", "problem": "[red]no[/red]"}
@@ -94,7 +94,7 @@ def look_at_shared_memory() -> Finding:
     """Whether a segment can be made."""
     free = shutil.disk_usage("/dev/shm").free
     try:
-        create_descriptors(sealed=False).close()
+        os.close(create_memory(sealed=False))
     except DeltarelayError as error:
         return Finding("shared memory", "problem", str(error), "free space in /dev/shm")
     return Finding("shared memory", "ok", f"{free // SIZE} connections fit into /dev/shm")

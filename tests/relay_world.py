@@ -26,9 +26,11 @@ from shared.session import (
     Opened,
     Outgoing,
     Reopened,
+    Replied,
     Revised,
 )
 from shared.session.cloud import greeting
+from shared.session.edge import SILENCE
 
 VOCABULARY = 1 << 30
 SHA = "c0" * 32
@@ -179,6 +181,15 @@ class Pipe:
         if self.reliable:
             self.reliable.popleft()
 
+    def overtake(self, rng: Random) -> None:
+        """Let a reliable frame overtake those before it, as after a broker's reconnect."""
+        if len(self.reliable) > 1:
+            at = rng.randrange(1, len(self.reliable))
+            self.reliable.rotate(-at)
+            late = self.reliable.popleft()
+            self.reliable.rotate(at)
+            self.reliable.appendleft(late)
+
     def rest(self) -> list[bytes]:
         """Return all that is under way, as a good link would deliver it."""
         out = [*self.reliable, *self.provisional]
@@ -215,6 +226,8 @@ class World:
         """As over MQTT: what was under way on the last connection may come on the next one."""
         self._credit = credit
         self._token = 1000
+        self.given: dict[tuple[int, int, int, int], int] = {}
+        """Reply ids given to the edge's owner, by (stream, turn, attempt, index)."""
 
     def next_token(self) -> int:
         """Return a token that was never drawn."""
@@ -286,7 +299,7 @@ class World:
             link = self.connection
             assert link is not None, "the connection did not stand"
             up, down = link.up.rest(), link.down.rest()
-            if not up and not down and self.edge.timer() is None:
+            if not up and not down and self._rests():
                 return
             for data in up:
                 self.arrive_up(data)
@@ -294,14 +307,31 @@ class World:
                 self.arrive_down(data)
         raise AssertionError("the link does not come to rest")
 
+    def _rests(self) -> bool:
+        """The edge wants nothing but to ask, some time later, for a reply nobody draws."""
+        at = self.edge.timer()
+        if at is None:
+            return True
+        return at > self.now + SILENCE / 2 and not any(s.unacknowledged for s in self.streams)
+
     def _edge_events(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Finished):
                 self.finished.append((event.stream, event.turn))
+            elif isinstance(event, Replied):
+                self._note_given(event)
             elif isinstance(event, Disconnected):
                 self.ends.append(event.error)
                 assert event.retry, event.error
                 self.disconnect()
+
+    def _note_given(self, event: Replied) -> None:
+        """Check that no index of a reply is given twice with different ids."""
+        (stream,) = (s for s in self.streams if s.number == event.stream)
+        first = len(stream.reply.ids) - len(event.ids)
+        for index, token in enumerate(event.ids, first):
+            key = (stream.number, stream.turn, stream.attempt, index)
+            assert self.given.setdefault(key, token) == token, f"{key} is given twice"
 
     # --- conversations
 

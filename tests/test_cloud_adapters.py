@@ -143,7 +143,7 @@ def test_a_turn_ends_with_the_adapter_it_began_with_and_the_next_has_the_new_one
             assert [topic for topic, _ in heard] == ["adapter"]
             assert digest(1) in heard[0][1]
             assert digest(3) in heard[0][1]
-            conversation = world.decoder.conversation("car", talk.stream.body.conversation)
+            conversation = world.decoder.conversations.get("car", talk.stream.body.conversation)
             assert conversation is not None
             user = talk.stream.turns[1].user_ids
             del conversation._history.turns[1]

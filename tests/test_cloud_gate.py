@@ -239,7 +239,7 @@ def test_a_forgotten_device_leaves_nothing_and_its_tenants_others_go_on(tmp_path
                 assert await answer(talk, "Find a charger")
                 assert await answer(good, "hello")
                 assert cached(world) > kept
-                before = decoder.conversation("taxi-1", talk.stream.body.conversation)
+                before = decoder.conversations.get("taxi-1", talk.stream.body.conversation)
                 result = await asyncio.to_thread(
                     operate, ["forget", "taxi-1", "--set", f"state={tmp_path}"]
                 )
@@ -247,12 +247,12 @@ def test_a_forgotten_device_leaves_nothing_and_its_tenants_others_go_on(tmp_path
                 assert await answer(good, "hello again")
                 assert await answer(talk, "And home")
                 assert agent.num_reconnects == 1
-                after = decoder.conversation("taxi-1", talk.stream.body.conversation)
+                after = decoder.conversations.get("taxi-1", talk.stream.body.conversation)
                 assert after is not before, "its words were said again"
                 assert other.num_reconnects == 0
         await decoder.forget_device("taxi-1")
-        assert "taxi-1" not in {device for device, _ in decoder._entries}
-        assert "taxi-1" not in decoder._epochs
+        assert "taxi-1" not in {device for device, _ in decoder.conversations.keys}
+        assert decoder.conversations.epoch_of("taxi-1") == 0
         assert ("taxi", "taxi-1") not in decoder.admission._devices
         assert await adopted(world, "bus-2") > 0, "another tenant's blocks stay"
 

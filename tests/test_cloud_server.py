@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -166,7 +166,7 @@ def test_new_words_during_a_reply_interrupt_it_and_history_keeps_what_was_read()
             heard = talk.reply.shown
             assert talk.stream.turns[0].reply_ids == tuple(talk.reply.ids[:heard])
             assert await answer(talk, "Stop, thank you")
-            conversation = world.decoder.conversation("car", talk.stream.body.conversation)
+            conversation = world.decoder.conversations.get("car", talk.stream.body.conversation)
             assert conversation is not None
             turn = conversation._history.turns[0]
             assert turn is not None
@@ -263,7 +263,7 @@ def test_a_conversation_longer_than_the_context_drops_oldest_turns_and_goes_on()
         async with world.agent() as agent, agent.conversation(max_tokens=20) as talk:
             for n in range(14):
                 assert await answer(talk, f"Turn number {n}, please find a charger near the office")
-            conversation = world.decoder.conversation("car", talk.stream.body.conversation)
+            conversation = world.decoder.conversations.get("car", talk.stream.body.conversation)
             assert conversation is not None
             assert conversation._history.turns[0] is None
             assert conversation._history.turns[-1] is not None
@@ -348,7 +348,7 @@ def test_a_decoder_that_lost_everything_is_told_the_history_again() -> None:
                 got = [await answer(talk, "Find a charger")]
                 await talk.revise("And")
                 world.transports[-1].close()
-                world.decoder.forget("car", talk.stream.body.conversation)
+                world.decoder.conversations.forget("car", talk.stream.body.conversation)
                 got.append(await answer(talk, "And home"))
                 assert got == expected
 
@@ -364,7 +364,7 @@ def test_a_second_agent_with_the_same_identity_takes_over_and_the_first_is_told(
                     await talk.revise("hello?")
                     await asyncio.sleep(0.05)
                     await talk.revise("hello??")
-        world.decoder.forget("car", talk.stream.body.conversation)
+        world.decoder.conversations.forget("car", talk.stream.body.conversation)
 
     in_world(test)
 
@@ -477,5 +477,43 @@ def test_sampling_that_means_nothing_is_refused_when_a_conversation_opens(
                     await answer(talk, "Find a charger")
             async with agent.conversation() as talk:
                 assert await answer(talk, "Find a charger")
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("stops", [["x"] * 17, ["x" * 257]])
+def test_more_or_longer_stop_strings_than_are_compared_are_refused(stops: list[str]) -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent:
+            async with agent.conversation(stop=stops) as talk:
+                with pytest.raises(DeltarelayError, match="at most 16 of 256 are taken"):
+                    await answer(talk, "Find a charger")
+            async with agent.conversation(stop=["x" * 256] * 16, max_tokens=3) as talk:
+                assert len(await answer(talk, "Find a charger")) == 3
+
+    in_world(test)
+
+
+def test_a_device_with_too_many_conversations_loses_its_own_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloud.conversations.MAX_STREAMS", 3)
+
+    async def test(world: World) -> None:
+        async with world.agent("quiet") as quiet, quiet.conversation(max_tokens=3) as kept:
+            await answer(kept, "Find a charger")
+            async with world.agent("greedy") as greedy, AsyncExitStack() as stack:
+                talks = [
+                    await stack.enter_async_context(greedy.conversation(max_tokens=3))
+                    for _ in range(5)
+                ]
+                for talk in talks[3:]:
+                    await answer(talk, "Find a charger")
+                names = [talk.stream.body.conversation for talk in talks]
+                held = [world.decoder.conversations.get("greedy", n) is not None for n in names]
+                assert held == [False, False, True, True, True]
+                with pytest.raises(DeltarelayError, match="3 conversations are held"):
+                    await answer(talks[0], "Find a charger")
+                assert await answer(kept, "And then home")
 
     in_world(test)

@@ -17,10 +17,13 @@ from edge.spool import Spool
 from edge.talk import Talk
 from shared.errors import ConfigError, LinkError, TurnError
 from shared.frames import HelloBody, Reason
-from shared.session import EdgeSession
+from shared.session import CloudStream, EdgeSession
 from shared.transport import Transport
 from shared.transport.loopback import LoopbackTransport, loopback_pair
 from tests.brains import small_brain, small_settings, write_model
+
+LONG = 400
+"""Tokens of a reply that does not end while a test looks away."""
 
 
 @cache
@@ -72,6 +75,15 @@ class World:
             yield agent
         finally:
             await agent.close()
+
+    def only_stream(self) -> CloudStream:
+        """Return what the decoder has of the only conversation."""
+        assert self.decoder is not None
+        held = self.decoder.conversations
+        [key] = held.keys
+        conversation = held.get(*key)
+        assert conversation is not None
+        return conversation.stream
 
     async def undisturbed(self, texts: list[str], tokens: int) -> list[list[int]]:
         """Return the replies of a conversation that nothing happens to."""
@@ -130,15 +142,15 @@ def test_a_new_process_goes_on_with_what_was_said_and_replied() -> None:
 
 def test_a_reply_under_way_goes_on_where_the_last_process_heard_it_end() -> None:
     async def test(world: World) -> None:
-        expected = (await world.undisturbed(["tell me a long story"], 40))[0]
+        expected = (await world.undisturbed(["tell me a long story"], LONG))[0]
         async with world.agent() as agent:
-            async with agent.conversation("trip", max_tokens=40, keep=True) as talk:
+            async with agent.conversation("trip", max_tokens=LONG, keep=True) as talk:
                 pieces = talk.finish("tell me a long story")
                 await anext(pieces)
                 held = len(talk.stream.reply.ids)
-                assert 0 < held < 40
+                assert 0 < held < LONG
         async with world.agent() as agent:
-            async with agent.conversation("trip", max_tokens=40) as talk:
+            async with agent.conversation("trip", max_tokens=LONG) as talk:
                 assert talk.pending
                 assert talk.reply is not None
                 assert talk.reply.ids[:held] == expected[:held]
@@ -151,15 +163,15 @@ def test_a_reply_under_way_goes_on_where_the_last_process_heard_it_end() -> None
 
 def test_another_decoder_goes_on_behind_the_ids_that_were_heard() -> None:
     async def test(world: World) -> None:
-        expected = (await world.undisturbed(["tell me a long story"], 40))[0]
+        expected = (await world.undisturbed(["tell me a long story"], LONG))[0]
         async with world.agent() as agent:
-            async with agent.conversation("trip", max_tokens=40, keep=True) as talk:
+            async with agent.conversation("trip", max_tokens=LONG, keep=True) as talk:
                 pieces = talk.finish("tell me a long story")
                 await anext(pieces)
         await world.stop_decoder()
         await world.start_decoder()
         async with world.agent() as agent:
-            async with agent.conversation("trip", max_tokens=40) as talk:
+            async with agent.conversation("trip", max_tokens=LONG) as talk:
                 async for _ in talk.resume():
                     pass
                 assert list(talk.stream.turns[0].reply_ids) == expected
@@ -174,7 +186,7 @@ def test_a_reply_that_was_finished_while_nobody_was_there_arrives_afterwards() -
             async with agent.conversation("trip", max_tokens=6, keep=True) as talk:
                 talk.finish("hello there")
         assert world.decoder is not None
-        stream = next(iter(world.decoder._entries.values())).conversation.stream
+        stream = world.only_stream()
         await until(lambda: bool(stream.reason))
         async with world.agent() as agent:
             async with agent.conversation("trip", max_tokens=6) as talk:
@@ -237,8 +249,8 @@ def test_a_deadline_counts_without_a_decoder_and_across_processes() -> None:
                 await world.start_decoder()
                 await until(lambda: agent.is_connected)
                 assert world.decoder is not None
-                entries = world.decoder._entries
-                await until(lambda: any(e.conversation.stream.turn == 2 for e in entries.values()))
+                held = world.decoder.conversations
+                await until(lambda: len(held) == 1 and world.only_stream().turn == 2)
 
     in_world(test)
 
@@ -261,7 +273,9 @@ def test_nothing_is_shown_before_it_is_on_disk_and_the_decoder_keeps_it_until_th
                     await until(lambda: bool(talk.stream.turns))
                     await asyncio.sleep(0.05)
                     assert shown == []
-                    stream = next(iter(world.decoder._entries.values())).conversation.stream
+                    stream = next(
+                        iter(world.decoder.conversations._entries.values())
+                    ).conversation.stream
                     assert (stream.turn, stream.ended) == (0, True)
                 await reading
                 assert "".join(shown) == talk.exchanges[0][1]

@@ -159,6 +159,15 @@ def test_digests_are_of_what_changes_a_result_and_of_nothing_else(tmp_path: Path
         ({"rank_pattern": {"q_proj": 0}}, "rank is 0"),
         ({"rank_pattern": {"q_proj": 7}}, r"q_proj.lora_A.weight has shape \(4, 64\).*rank 7"),
         ({"rank_pattern": {"(": 7}}, r"pattern '\('"),
+        ({"rank_pattern": {r"(\w+\.?)+Z": 7}}, "for each module instead of groups"),
+        ({"rank_pattern": {"q|v": 7}}, "for each module instead of groups"),
+        ({"alpha_pattern": {".*.*.*Z": 7}}, "at most 2 of"),
+        ({"alpha_pattern": {"a{99999999999}": 7}}, "for each module instead of groups"),
+        ({"alpha_pattern": {"(?i)x": 7}}, "for each module instead of groups"),
+        ({"alpha_pattern": {"[[a]": 7}}, "for each module instead of groups"),
+        ({"alpha_pattern": {"[z-a]": 7}}, "bad character range"),
+        ({"alpha_pattern": {"x" * 257: 7}}, "up to 256 characters"),
+        ({"alpha_pattern": {f"a*{n}": 7 for n in range(17)}}, "17 patterns have"),
         ({"r": 8}, r"has shape \(4, [0-9]+\); adapter_config.json says rank 8"),
         ({"target_modules": ["q_proj"]}, "none of the target_modules"),
         ({"target_modules": [*(f"{p}_proj" for p in SHAPES), "lm_head"]}, "'lm_head'"),
@@ -221,7 +230,8 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / TENSORS).unlink()
     with pytest.raises(ModelError, match="safe_serialization"):
         read_adapter(tmp_path)
-    for text in (b"[]", b"{", b"\xff", json.dumps({"peft_type": "LORA"}).encode()):
+    deep = b'{"x":' + b"[" * 99_999
+    for text in (b"[]", b"{", b"\xff", deep, json.dumps({"peft_type": "LORA"}).encode()):
         (tmp_path / CONFIG).write_bytes(text)
         with pytest.raises(ModelError, match=CONFIG):
             read_adapter(tmp_path)

@@ -328,3 +328,24 @@ def test_an_end_without_a_reason_gets_one() -> None:
         assert [type(reason) for reason in reasons] == [LinkError]
 
     run(test)
+
+
+def test_a_peer_that_breaks_the_owners_rules_is_told_and_hung_up_on_once() -> None:
+    async def test() -> None:
+        _, _, up, down = both()
+
+        def refuse(events: Sequence[Event]) -> None:
+            raise RemoteProtocolError("such a thing is not said")
+
+        await up.told(Connected)
+        down.take = refuse  # type: ignore[method-assign] # from now on
+        down.channel._on_events = refuse
+        assert isinstance(up.session, EdgeSession)
+        up.session.fetch(SHA)
+        up.channel.pump()
+        assert "such a thing is not said" in str(await down.closed())
+        event = await up.told(Disconnected)
+        assert isinstance(event, Disconnected)
+        assert "such a thing is not said" in str(event.error)
+
+    run(test)

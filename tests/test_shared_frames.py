@@ -16,6 +16,7 @@ from shared.wire import (
     CRC,
     FLAG,
     IDS,
+    MAX_COUNTER,
     MAX_ID,
     MAX_VARINT,
     TEXT,
@@ -100,10 +101,12 @@ EXAMPLES: tuple[frames.Frame, ...] = (
 )
 
 varints = st.integers(0, MAX_VARINT)
+counters = st.integers(0, MAX_COUNTER)
 words = st.integers(0, 0xFFFFFFFF)
 ids = st.lists(st.integers(0, MAX_ID), max_size=40).map(tuple)
 texts = st.text(max_size=20)
-naturals = st.integers(0, (1 << 63) - 1)
+naturals = st.integers(0, 1 << 61)
+names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
 VALUES = {
     VARINT: varints,
     CRC: words,
@@ -118,7 +121,7 @@ helds = st.builds(
 BODIES: dict[type[frames.Frame], st.SearchStrategy[msgspec.Struct]] = {
     frames.Hello: st.builds(
         frames.HelloBody,
-        texts,
+        names,
         texts,
         epoch=naturals,
         conversations=st.dictionaries(naturals, texts, max_size=3),
@@ -144,7 +147,7 @@ BODIES: dict[type[frames.Frame], st.SearchStrategy[msgspec.Struct]] = {
 
 
 def any_frame(kind: type[frames.Frame]) -> st.SearchStrategy[frames.Frame]:
-    header = {"stream": varints, "epoch": varints} | ({"seq": varints} if kind.reliable else {})
+    header = {"stream": varints, "epoch": varints} | ({"seq": counters} if kind.reliable else {})
     fields = {name: VALUES[c] if c in VALUES else BODIES[kind] for name, c, _ in codec.FIELDS[kind]}
     return st.builds(kind, **header, **fields)
 
@@ -327,6 +330,38 @@ def test_a_body_nested_too_deeply_or_negative_is_a_protocol_error() -> None:
         put_varint(data, len(body))
         with pytest.raises(RemoteProtocolError, match="Hello is malformed"):
             frames.decode(bytes(data) + body)
+
+
+@pytest.mark.parametrize("seq", [MAX_COUNTER + 1, MAX_VARINT])
+def test_a_sequence_number_that_leaves_no_room_to_count_on_is_refused_by_either_end(
+    seq: int,
+) -> None:
+    data = bytearray(b"\x10\x09\x01\x01")
+    put_varint(data, seq)
+    with pytest.raises(RemoteProtocolError, match=rf"number {seq} is above 2\^62"):
+        frames.decode(bytes(data))
+    with pytest.raises(LocalProtocolError, match=rf"number {seq} is above 2\^62"):
+        frames.encode(frames.Bye(1, 1, seq))
+    assert frames.decode(frames.encode(frames.Bye(1, 1, MAX_COUNTER))) is not None
+
+
+COUNTED: tuple[frames.Frame, ...] = (
+    frames.Hello(0, 0, frames.HelloBody("d", "b", epoch=(1 << 61) + 1)),
+    frames.Welcome(0, 1, frames.WelcomeBody("d", "b", (1 << 61) + 1, SHA, SHA, "m", SHA)),
+    frames.Resync(1, 1, frames.Held(1, 0, 0, 0, 0, False, 0, (1 << 61) + 1)),
+)
+
+
+@pytest.mark.parametrize("frame", COUNTED, ids=lambda f: type(f).__name__)
+def test_a_number_in_a_body_that_leaves_no_room_to_count_on_is_refused(frame: frames.Frame) -> None:
+    with pytest.raises(RemoteProtocolError, match="is malformed: Expected `int` <="):
+        frames.decode(frames.encode(frame))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "a\n", "é", "#", "x" * 65])
+def test_a_device_has_a_name_that_fits_a_topic_and_a_line(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="Hello is malformed"):
+        frames.decode(frames.encode(frames.Hello(0, 0, frames.HelloBody(name, "b"))))
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         file_of(entry(1, 4, kind=999), num_keys=0, num_tensors=1),
         "999 is not a valid",
     ),
+    "rows that take no bytes": (
+        file_of(entry(2, 0, 2**30), num_keys=0, num_tensors=1),
+        "it is empty",
+    ),
     "sizes that overflow": (
         file_of(entry(2, 2**63, 2**63), num_keys=0, num_tensors=1),
         "but tensor 'token_embd.weight' takes bytes",

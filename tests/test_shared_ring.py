@@ -1,5 +1,7 @@
 """The ring against a plain queue, and against what a hostile or dying peer may leave in it."""
 
+import mmap
+import os
 import struct
 from collections import deque
 
@@ -285,3 +287,28 @@ def test_whatever_bytes_change_a_frame_is_right_or_refused(
                 break
     except (RemoteProtocolError, CapacityError):
         pass
+
+
+def test_a_cursor_is_stored_whole_however_often_the_other_side_looks() -> None:
+    """A store in pieces shows as a cursor that goes back: to 0, or to half of the old one."""
+    shared, start = mmap.mmap(-1, 4096), 1 << 40
+    Ring.format(memoryview(shared), SMALL, FEW)
+    words = memoryview(shared).cast("Q")
+    cursors = (PRODUCED // 8, CONSUMED // 8)
+    for at in cursors:
+        words[at] = start
+    child = os.fork()
+    if child == 0:
+        producer, consumer = Producer(memoryview(shared)), Consumer(memoryview(shared))
+        for _ in range(100_000):
+            producer.write(b"")
+            consumer.read()
+        os._exit(0)
+    least = [start, start]
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        for _ in range(1000):
+            seen = [words[at] for at in cursors]
+            assert seen[0] >= least[0]
+            assert seen[1] >= least[1]
+            least = seen
+    assert words[cursors[1]] == start + 100_000

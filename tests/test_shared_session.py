@@ -16,7 +16,7 @@ STEPS = (
     *("draw", "draw", "draw", "finish", "finish"),
     *("up",) * 6,
     *("down",) * 6,
-    *("wait", "wait", "cut", "connect", "notice", "lose", "lose_state"),
+    *("wait", "wait", "cut", "connect", "notice", "lose", "overtake", "lose_state"),
 )
 
 
@@ -47,6 +47,8 @@ def step(world: World, what: str, rng: Random) -> None:
             world.notice_ends()
         case "lose" if world.connection is not None and rng.random() < 0.5:
             rng.choice((world.connection.up, world.connection.down)).lose()
+        case "overtake" if world.connection is not None:
+            rng.choice((world.connection.up, world.connection.down)).overtake(rng)
         case "lose_state" if not world.one_decoder and rng.random() < 0.3:
             lost = rng.choice(world.decoders)
             if world.connection is not None and world.connection.decoder is lost:

@@ -28,8 +28,17 @@ from shared.session import (
     Reopened,
     Revised,
 )
-from shared.session.cloud import ACK_EVERY, ACK_WITHIN, MAX_BLOB_DATA, MAX_STREAMS, greeting
+from shared.session.cloud import (
+    ACK_EVERY,
+    ACK_WITHIN,
+    MAX_BLOB_DATA,
+    MAX_OVER,
+    MAX_STREAMS,
+    MAX_TEXT,
+    greeting,
+)
 from shared.session.cloud_stream import MAX_RESYNCS, RESYNC_JUMP
+from shared.session.conversation_log import MAX_TURN
 from shared.tokenlog import crc_of, history_crc
 from tests.relay_world import VOCABULARY, check_ids
 
@@ -116,12 +125,29 @@ def test_welcome_grants_the_next_epoch_and_says_what_is_held() -> None:
     assert body.held == [Held(7, 0, 0, 2, crc_of([1, 2]), False, 0, 2)]
 
 
-def test_a_second_copy_of_hello_is_not_answered() -> None:
-    session, _ = begin()
+def test_a_second_copy_of_hello_is_no_greeting_and_gets_the_same_answer() -> None:
+    session = CloudSession(check_ids)
+    body = welcome(session)
     assert hear(session, frames.Hello(0, 3, HELLO)) == []
+    assert sent(session) == [frames.Welcome(0, 4, body)]
     older = HelloBody("car", "b0", epoch=3, clock_us=0)
     assert hear(session, frames.Hello(0, 3, older)) == []
+    assert session.take_outgoing() == []
+    session.detach()
+    assert hear(session, frames.Hello(0, 3, HELLO)) == []
+    assert sent(session) == [], "whoever is gone is welcomed no more"
     assert hear(session, frames.Hello(0, 3, HelloBody("car", "other boot"))) != []
+
+
+def test_frames_that_overtake_their_open_are_told_again() -> None:
+    session = CloudSession(check_ids)
+    welcome(session)
+    assert hear(session, commit(2, 0, [1, 2])) == []
+    assert sent(session) == []
+    assert hear(session, frames.Open(1, 4, 1, BODY)) == [Opened(1, BODY)]
+    held = the_resync(session)
+    assert (held.turn, held.length) == (0, 0)
+    assert hear(session, commit(held.seq + 1, 0, [1, 2])) == [Revised(1)]
 
 
 def test_a_refusal_reaches_a_device_of_any_epoch() -> None:
@@ -185,16 +211,31 @@ def test_eight_frames_are_acknowledged_at_once_and_fewer_within_a_tenth_of_a_sec
     assert session.timer() is None
 
 
-def test_a_duplicate_changes_nothing() -> None:
+def test_a_duplicate_changes_nothing_and_is_confirmed_again() -> None:
     session, stream = begin()
     first = commit(2, 0, [1, 2])
     assert hear(session, first, first, frames.Open(1, 4, 1, BODY)) == [Revised(1)]
     session.poll(T + 1)
     assert sent(session) == [frames.Ack(1, 4, seq=2, credit=64, load=0)]
     assert stream.log.ids == [1, 2]
-    hear(session, first)
+    assert hear(session, first, first) == []
     session.poll(T + 2)
+    assert sent(session) == [frames.Ack(1, 4, seq=2, credit=64, load=0)]
+    session.poll(T + 3)
     assert sent(session) == []
+
+
+def test_an_old_frame_behind_a_gap_is_answered_by_what_is_held_not_confirmed() -> None:
+    session, stream = begin()
+    assert hear(session, commit(3, 2, [3])) == []
+    held = the_resync(session)
+    assert hear(session, commit(3, 2, [3])) == []
+    session.poll(T + 1)
+    assert the_resync(session) == held, "the first one may be lost"
+    assert hear(session, commit(held.seq + 1, 0, [1, 2, 3])) == [Revised(1)]
+    session.poll(T + 2)
+    assert sent(session) == [frames.Ack(1, 4, seq=held.seq + 1, credit=64, load=0)]
+    assert stream.log.ids == [1, 2, 3]
 
 
 # --- tails
@@ -497,8 +538,8 @@ def test_stream_zero_is_the_connection_and_no_conversation() -> None:
 def test_one_conversation_too_many_is_refused_and_the_others_go_on() -> None:
     session, _ = begin()
     for number in range(2, MAX_STREAMS + 1):
-        hear(session, frames.Open(number, 4, 1, BODY))
-    assert hear(session, frames.Open(MAX_STREAMS + 1, 4, 1, BODY)) == []
+        hear(session, frames.Open(number, 4, 1, OpenBody(f"c{number}")))
+    assert hear(session, frames.Open(MAX_STREAMS + 1, 4, 1, OpenBody("more"))) == []
     error = sent(session)[-1]
     assert isinstance(error, frames.Error)
     assert (error.stream, error.code) == (MAX_STREAMS + 1, CapacityError.code)
@@ -508,7 +549,7 @@ def test_one_conversation_too_many_is_refused_and_the_others_go_on() -> None:
 
 def test_a_refused_conversation_is_over_and_the_others_go_on() -> None:
     session, stream = begin()
-    hear(session, frames.Open(2, 4, 1, BODY))
+    hear(session, frames.Open(2, 4, 1, OpenBody("other")))
     session.refuse_stream(1, ContextLengthError("too long"))
     assert sent(session) == [frames.Error(1, 4, code=ContextLengthError.code, text="too long")]
     assert (list(session.streams), hear(session, commit(2, 0, [1]))) == ([2], [])
@@ -553,3 +594,70 @@ def test_a_notice_names_its_stream() -> None:
 def test_a_kind_that_may_be_skipped_is_skipped() -> None:
     session, _ = begin()
     assert session.receive(b"\x10\x60\x01\x04later", T) == []
+
+
+# --- what a stranger may not make us hold
+
+
+def test_a_turn_is_no_longer_than_a_frame_could_restore_however_it_grows() -> None:
+    full = [7] * MAX_TURN
+    end_ids = (7,) * (MAX_TURN + 1)
+    for arriving in (
+        commit(3, MAX_TURN, [8], before=full),
+        frames.Tail(1, 4, turn=0, after=2, tick=1, ids=(8,)),
+        frames.EndTurn(1, 4, 3, turn=0, attempt=0, ids=(8,), length=MAX_TURN + 1, crc=0),
+        frames.History(1, 4, 3, turn=0, attempt=0, user_ids=end_ids, reply_ids=(), done=True),
+    ):
+        session, stream = begin()
+        assert hear(session, commit(2, 0, full)) == [Revised(1)]
+        with pytest.raises(
+            RemoteProtocolError, match=f"has {MAX_TURN + 1} ids; at most {MAX_TURN}"
+        ):
+            hear(session, arriving)
+        assert len(stream.log.ids) == MAX_TURN
+
+
+def test_a_conversation_has_one_stream_and_a_stream_one_conversation() -> None:
+    for number, name in ((1, "other"), (2, "c")):
+        session, stream = begin()
+        with pytest.raises(RemoteProtocolError, match="a conversation has one stream"):
+            hear(session, frames.Open(number, 4, 2, OpenBody(name)))
+        assert (stream.body, list(session.streams)) == (BODY, [1])
+
+
+def test_a_copy_of_the_first_frame_of_a_closed_conversation_is_still_ignored() -> None:
+    session, _ = begin()
+    hear(session, frames.Bye(1, 4, 2), frames.Open(2, 4, 1, BODY))
+    assert hear(session, frames.Open(1, 4, 1, BODY)) == []
+    assert list(session.streams) == [2]
+
+
+@pytest.mark.parametrize("conversations", [{1: "c", 2: "c"}, {0: "c"}])
+def test_a_greeting_that_names_a_conversation_twice_or_as_the_connection_is_refused(
+    conversations: dict[int, str],
+) -> None:
+    session = CloudSession(check_ids)
+    hello = HelloBody("car", "b0", conversations=conversations)
+    with pytest.raises(RemoteProtocolError, match="a conversation has one stream"):
+        hear(session, frames.Hello(0, 0, hello))
+
+
+def test_a_message_that_repeats_what_a_device_sent_fits_a_frame() -> None:
+    session, _ = begin()
+    long = "é" * frames.MAX_FRAME
+    session.refuse(ContextLengthError(long))
+    session.refuse_stream(1, ContextLengthError(long))
+    session.notice(0, "no-blob", long)
+    texts = [
+        frame.text for frame in sent(session) if isinstance(frame, frames.Error | frames.Notice)
+    ]
+    assert texts == ["é" * MAX_TEXT] * 3
+
+
+def test_only_the_last_closed_conversations_are_remembered_to_know_a_copy_by() -> None:
+    session, _ = begin()
+    hear(session, frames.Bye(1, 4, 2))
+    for number in range(2, MAX_OVER + 2):
+        hear(session, frames.Open(number, 4, 1, BODY), frames.Bye(number, 4, 2))
+    assert len(session._over) == MAX_OVER
+    assert hear(session, frames.Open(MAX_OVER + 1, 4, 1, BODY)) == []

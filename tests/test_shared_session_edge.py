@@ -1,6 +1,7 @@
 """The edge's end alone: what it sends when, and what it takes from a decoder."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,7 +32,16 @@ from shared.session import (
     Replied,
 )
 from shared.session.conversation_log import MAX_TURN
-from shared.session.edge import LOAD_LASTS, PACE, PATIENCE, SLOWER
+from shared.session.edge import (
+    GREET_EVERY,
+    LOAD_LASTS,
+    MAX_SILENCE,
+    PACE,
+    PATIENCE,
+    REPEAT,
+    SILENCE,
+    SLOWER,
+)
 
 T = 1000.0
 SHA, OTHER = "a" * 64, "b" * 64
@@ -70,11 +80,11 @@ def welcome(session: EdgeSession, now: float = T, **changes: Any) -> list[Event]
     return hear(session, frames.Welcome(0, answer.epoch, answer), now)
 
 
-def begin(**changes: Any) -> tuple[EdgeSession, EdgeStream]:
+def begin(*, max_tokens: int = 256, **changes: Any) -> tuple[EdgeSession, EdgeStream]:
     """Return a connected session with one stream whose OPEN is on the wire and confirmed."""
     session = EdgeSession(HelloBody("car", "b0"))
     welcome(session, **changes)
-    stream = session.open(OpenBody("c"))
+    stream = session.open(OpenBody("c", max_tokens=max_tokens))
     hear(session, frames.Ack(1, 1, seq=1, credit=changes.get("credit", 64), load=0))
     assert [type(frame) for frame in sent(session)] == [frames.Open]
     return session, stream
@@ -200,9 +210,9 @@ def test_with_nothing_to_say_nothing_is_sent() -> None:
 def test_a_tail_that_a_commit_has_cleared_is_not_cleared_again() -> None:
     session, stream = begin()
     revise(session, stream, 0, [], [1])
-    assert kinds(revise(session, stream, 0, [1], now=T + 1)) == ["Commit"]
-    assert kinds(revise(session, stream, 1, [], [2], now=T + 2)) == ["Tail"]
-    (tail,) = revise(session, stream, 1, [], now=T + 3)
+    assert kinds(revise(session, stream, 0, [1], now=T + 0.1)) == ["Commit"]
+    assert kinds(revise(session, stream, 1, [], [2], now=T + 0.2)) == ["Tail"]
+    (tail,) = revise(session, stream, 1, [], now=T + 0.3)
     assert isinstance(tail, frames.Tail)
     assert tail.ids == ()
 
@@ -250,10 +260,10 @@ def test_a_stream_out_of_credit_waits_for_an_acknowledgement_and_for_nothing_els
     sent(session)
     assert kinds(revise(session, stream, 0, [1])) == ["Commit"]
     assert revise(session, stream, 1, [2], [3], now=T + 1) == []
-    assert session.timer() == T + PATIENCE, "no time that never comes"
+    assert session.timer() == T + REPEAT, "no time that never comes"
     hear(session, frames.Ack(2, 1, seq=1, credit=1, load=0), T + 1)
     assert kinds(revise(session, other, 0, [7], now=T + 1)) == ["Commit"]
-    assert revise(session, stream, 2, [4], now=T + 1.5) == []
+    assert revise(session, stream, 2, [4], now=T + 1.2) == []
     hear(session, frames.Ack(1, 1, seq=2, credit=1, load=2), T + 2)
     assert session.load is Load.RED
     session.poll(T + 2)
@@ -334,10 +344,24 @@ def test_touching_a_stream_that_is_gone_does_nothing() -> None:
 # --- patience
 
 
+def test_the_same_hello_is_sent_again_until_it_is_answered() -> None:
+    session = EdgeSession(HelloBody("car", "b0"))
+    session.connect(T)
+    first = session.take_outgoing()
+    assert session.poll(T + GREET_EVERY - 0.01) == []
+    assert session.take_outgoing() == []
+    for times in (1, 2):
+        assert session.poll(T + times * GREET_EVERY) == []
+        assert session.take_outgoing() == first
+    session.disconnect()
+    assert session.poll(T + 99) == []
+    assert (session.take_outgoing(), session.timer()) == ([], None)
+
+
 def test_a_hello_without_an_answer_ends_the_connection_after_three_seconds() -> None:
     session = EdgeSession(HelloBody("car", "b0"))
     session.connect(T)
-    assert session.timer() == T + PATIENCE
+    assert session.timer() == T + GREET_EVERY
     assert session.poll(T + PATIENCE - 0.01) == []
     (event,) = session.poll(T + PATIENCE)
     assert isinstance(event, Disconnected)
@@ -351,13 +375,31 @@ def test_work_without_an_acknowledgement_ends_it_too_but_idling_does_not() -> No
     session, stream = begin()
     assert session.poll(T + 100) == []
     revise(session, stream, 0, [1], now=T + 100)
-    assert session.timer() == T + 100 + PATIENCE
+    assert session.timer() == T + 100 + REPEAT
     hear(session, frames.Ack(1, 1, seq=2, credit=9, load=0), T + 102)
     assert session.poll(T + 200) == []
     revise(session, stream, 1, [2], now=T + 200)
     (event,) = session.poll(T + 200 + PATIENCE)
     assert isinstance(event, Disconnected)
     assert "no acknowledgement for 3 s" in str(event.error)
+
+
+def test_a_frame_that_nobody_confirms_is_sent_again_less_and_less_often() -> None:
+    session, stream = begin()
+    first = revise(session, stream, 0, [1])
+    (second,) = revise(session, stream, 1, [2], now=T + 1)
+    assert [type(frame) for frame in first] == [frames.Commit]
+    repeated: list[float] = []
+    for n in range(1, 7):
+        at = T + 1 + n * REPEAT / 4
+        assert session.poll(at) == []
+        if out := sent(session):
+            assert out == [second], "the last one shows whether others are missing"
+            repeated.append(at)
+    assert repeated == [T + 1 + REPEAT]
+    hear(session, frames.Ack(1, 1, seq=3, credit=9, load=0), T + 4)
+    assert session.poll(T + 99) == []
+    assert sent(session) == []
 
 
 # --- what a user may do
@@ -373,7 +415,7 @@ def test_a_turn_that_outgrows_the_context_is_refused_before_anything_changes() -
 
 
 def test_a_turn_never_outgrows_the_frame_that_would_restore_it() -> None:
-    session, stream = begin(context=1 << 20, vocabulary=1 << 21)
+    session, stream = begin(max_tokens=MAX_TURN, context=1 << 20, vocabulary=1 << 21)
     assert stream.context == MAX_TURN
     top = (1 << 21) - 1
     stream.revise(0, [top] * MAX_TURN, [])
@@ -468,6 +510,46 @@ def test_reply_ids_arrive_once_in_order_and_a_gap_is_asked_for_once() -> None:
     assert (done.turn, done.index, done.again) == (0, 7, False)
     assert hear(session, finish) == []
     assert stream.turns[0].reply_ids == tuple(range(10, 17))
+
+
+def asked_again(session: EdgeSession, now: float) -> bool:
+    """Whether `session` asks for the rest of a reply at `now`."""
+    assert session.poll(now) == []
+    out = sent(session)
+    assert all(isinstance(frame, frames.ReplyAck) and frame.again for frame in out)
+    return bool(out)
+
+
+def test_a_reply_of_which_nothing_comes_is_asked_for_less_and_less_often() -> None:
+    session, stream = begin()
+    revise(session, stream, 0, [1, 2])
+    stream.end()
+    session.poll(T)
+    sent(session)
+    assert not asked_again(session, T + 1), "the end has not been acknowledged"
+    hear(session, frames.Ack(1, 1, seq=3, credit=64, load=0), T + 1)
+    assert not asked_again(session, T + 1)
+    assert session.timer() == T + 1 + SILENCE
+    asked = [T + 1 + n / 2 for n in range(200) if asked_again(session, T + 1 + n / 2)]
+    waits = [b - a for a, b in pairwise([T + 1, *asked])]
+    assert waits == [SILENCE, 2 * SILENCE, 4 * SILENCE, *[MAX_SILENCE] * (len(waits) - 3)]
+
+
+def test_each_piece_of_a_reply_breaks_the_silence_and_its_end_ends_it() -> None:
+    session, stream = begin()
+    stream.end()
+    session.poll(T)
+    sent(session)
+    hear(session, frames.Ack(1, 1, seq=2, credit=64, load=0))
+    assert not asked_again(session, T)
+    hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=0, ids=(5,)), T + 1.9)
+    assert not asked_again(session, T + 1.9)
+    assert not asked_again(session, T + 3.8)
+    assert asked_again(session, T + 3.9)
+    hear(session, frames.Finish(1, 1, turn=0, attempt=0, length=1, reason="stop"), T + 4)
+    assert [type(frame) for frame in sent(session)] == [frames.ReplyAck], "it is confirmed"
+    assert not asked_again(session, T + 99)
+    assert session.timer() is None
 
 
 def test_an_end_taken_back_voids_the_reply_tokens_that_arrived_and_those_under_way() -> None:
@@ -647,6 +729,17 @@ def test_an_end_that_the_decoder_has_with_fewer_words_is_taken_back_and_told_aga
     assert reopen == frames.Reopen(1, 2, 10, turn=0, attempt=0)
     assert isinstance(end, frames.EndTurn)
     assert (end.ids, end.length) == ((2,), 2)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (4, 1), (2, 2, 3)])
+def test_a_reply_longer_than_was_asked_for_ends_the_connection(sizes: tuple[int, ...]) -> None:
+    session, stream = begin(max_tokens=4)
+    stream.end()
+    with pytest.raises(RemoteProtocolError, match=r"has \d ids; 4 were asked for"):
+        for size in sizes:
+            at = len(stream.reply.ids)
+            hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=at, ids=(7,) * size))
+    assert len(stream.reply.ids) <= 4
 
 
 @pytest.mark.parametrize("error", [AccessError, ModelError, TokenizerMismatchError])

@@ -12,6 +12,7 @@ from shared.session import (
     EdgeStream,
     Replied,
 )
+from shared.session.edge import MAX_SILENCE, SILENCE
 from tests.relay_world import Connection, Decoder, World
 
 
@@ -54,6 +55,38 @@ def test_a_turn_grows_is_revised_and_is_answered() -> None:
     world.check_same()
     assert stream.turns[0].user_ids == (1, 5, 6, 7)
     assert world.finished == [(1, 0)]
+
+
+def test_a_reply_is_complete_though_its_end_and_the_first_questions_for_it_are_lost() -> None:
+    world, stream = talk()
+    say(world, stream, 1, 2)
+    world.settle()
+    world.scribe(stream).draw(2)
+    world.scribe(stream).finish(Reason.STOP)
+    link = world.connection
+    assert link is not None
+    for lost in (link.down, link.up):
+        world.now += 2 * SILENCE
+        world.pump()
+        assert len(lost.rest()) >= 1
+        assert world.finished == []
+    world.now += MAX_SILENCE
+    world.settle()
+    assert world.finished == [(1, 0)]
+    world.check_same()
+
+
+def test_a_decoder_that_forgot_everything_hears_of_live_words_before_idle_talks() -> None:
+    world, idle = talk()
+    live = world.open()
+    world.touch(live, urgent=live.revise(0, (1, 2), ()))
+    world.settle()
+    world.decoders[0].forget()
+    world.connect()
+    world.settle()
+    world.check_same()
+    assert (idle.number, live.number) == (1, 2)
+    assert list(world.connection.session.streams) == [2, 1] if world.connection else False
 
 
 def test_late_tokens_of_a_reply_taken_back_are_not_shown() -> None:
@@ -256,6 +289,7 @@ def test_an_edge_that_lost_its_last_turn_is_still_the_truth() -> None:
     lose_link(world)
     stream.turns.pop()  # its disk was not in time
     world.finished.pop()
+    world.given.clear()
     world.connect()
     world.settle()
     assert len(world.scribe(stream).turns) == 2

@@ -1,9 +1,10 @@
 """Exact ids, proven cuts, honest digests, and text that comes out without half a character."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -218,11 +219,52 @@ def test_a_token_outside_the_byte_alphabet_stands_for_its_own_text() -> None:
     assert load_tokenizer(blob).piece(len(tokens)) == b"two words"
 
 
-def test_a_bpe_without_a_pre_tokenizer_is_refused() -> None:
+def _with_model(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return document | {"model": document["model"] | changes}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    rule = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"pre_tokenizer": rule}
+
+
+FOREIGN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "no pre-tokenizer": lambda d: d | {"pre_tokenizer": None},
+    "a pattern that never ends": lambda d: d | _split("(a+)+$"),
+    "a normalizer": lambda d: d | {"normalizer": {"type": "Replace", "pattern": {"String": "a"}}},
+    "added tokens": lambda d: d | {"added_tokens": [{"id": 0, "content": "a", "special": False}]},
+    "a key more": lambda d: d | {"later": 1},
+    "another model": lambda d: _with_model(d, type="WordPiece"),
+    "ids with gaps": lambda d: _with_model(d, vocab=d["model"]["vocab"] | {"x" * 9: 1 << 31}),
+    "an id twice": lambda d: _with_model(d, vocab=d["model"]["vocab"] | {"x" * 9: 7}),
+    "dropout": lambda d: _with_model(d, dropout=0.5),
+}
+
+
+def _dumped(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_bpe_in_any_form_but_ours_is_refused(case: str) -> None:
     line, _, payload = small_blob("small-gpt-2").partition(b"\n")
-    document = json.loads(payload) | {"pre_tokenizer": None}
-    with pytest.raises(ModelError, match="it has no pre-tokenizer"):
-        load_tokenizer(line + b"\n" + json.dumps(document).encode())
+    document = json.loads(payload)
+    assert _dumped(document) == payload
+    with pytest.raises(ModelError, match="not in the form that deltarelay writes"):
+        load_tokenizer(line + b"\n" + _dumped(FOREIGN[case](document)))
+
+
+def test_a_sentencepiece_whose_pieces_are_no_text_is_refused_when_it_is_loaded() -> None:
+    whole = small_blob("small-spm")
+    for piece in (b"</s>", b"<unk>", "ü".encode()):
+        damaged = whole.replace(piece, b"\x97" * len(piece), 1)
+        assert damaged != whole
+        try:
+            target = load_tokenizer(damaged)
+        except ModelError:
+            continue
+        target.controls()
+        b"".join(map(target.piece, range(target.header.vocabulary)))
 
 
 @pytest.mark.parametrize("blob", [b"", b"\n", b"{}", b"{}\n", b"[1]\n", b"\xff" * 9, b"null\n{}"])

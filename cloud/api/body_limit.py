@@ -4,6 +4,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloud.api.errors import ApiError
 
+_DIGITS = 19
+"""Most digits of a length that is read at all: 64 bits have no more."""
+
 
 class BodyLimit:
     """Answers 413 to requests whose body is longer than `most` bytes."""
@@ -17,7 +20,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         stated = dict(scope["headers"]).get(b"content-length", b"0")
-        if not stated.isdigit() or int(stated) > self._most:
+        if not stated.isdigit() or len(stated) > _DIGITS or int(stated) > self._most:
             await self._refuse(scope, receive, send)
             return
         got, answered = 0, False

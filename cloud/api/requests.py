@@ -5,11 +5,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cloud.completion import Ask
-from cloud.sampling import LEAST_TOP_P, MAX_BIASES, MAX_SEED, MAX_TEMPERATURE
+from cloud.sampling import (
+    LEAST_TOP_P,
+    MAX_BIASES,
+    MAX_SEED,
+    MAX_STOP,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+)
 from shared.frames import Sampling
 
 MAX_REPLIES = 16
-MAX_STOPS = 16
 MAX_SCORES = 20
 MAX_PROMPTS = 64
 
@@ -18,7 +24,7 @@ MAX_FIELDS = 64
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
 
 class _Body(BaseModel):

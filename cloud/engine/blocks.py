@@ -79,6 +79,24 @@ class BlockPool:
         self.release([block])
         return known
 
+    def claim(
+        self, namespace: Hashable, parent: int | None, tokens: Ids[int]
+    ) -> tuple[int, bool] | None:
+        """Take a hold on the block of these tokens, and publish an unused one if there is none.
+
+        Returns:
+            The block, and whether its keys and values are still to be written; None: every block
+            holds something.
+        """
+        known = self.find(namespace, parent, tokens)
+        if known is not None:
+            return known, False
+        if not self._free:
+            return None
+        [block] = self.allocate(1)
+        self._index.add(namespace, parent, tokens, block)
+        return block, True
+
     def withdraw(self, block: int) -> None:
         """Forget what a block and all behind it hold: nobody finds them from now on."""
         for dropped in self._index.drop(block):

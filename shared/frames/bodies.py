@@ -9,8 +9,12 @@ MAJOR, MINOR = 1, 0
 MAX_FRAME = 256 * 1024
 """Bytes of one frame; HELLO and WELCOME may agree on less (128 KiB on AWS IoT Core)."""
 
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-"""An int that a peer cannot make negative."""
+Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 61)]
+"""An int that a peer can make neither negative nor so large that counting on would overflow."""
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
+"""A device's name: a level of an MQTT topic, and fit for one line of a log."""
+Label = Annotated[str, msgspec.Meta(max_length=1024)]
+"""A text that names something, and comes back in messages."""
 
 
 RATE_LIMITED = "rate-limited"
@@ -78,15 +82,15 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 class HelloBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who connects. `conversations`: ids, by the edge's streams, that it wants to go on with."""
 
-    device: str
-    boot: str
+    device: Name
+    boot: Label
     minor: Natural = MINOR
     epoch: Natural = 0
-    tokenizer: str = ""
-    golden: str = ""
-    model: str = ""
+    tokenizer: Label = ""
+    golden: Label = ""
+    model: Label = ""
     max_frame: Natural = MAX_FRAME
-    conversations: dict[Natural, str] = {}
+    conversations: dict[Natural, Label] = {}
     clock_us: int = 0
 
     @property
@@ -101,17 +105,17 @@ class WelcomeBody(msgspec.Struct, frozen=True, omit_defaults=True):
     `adapter` is the digest of what replies where OPEN names none; empty: the base model does.
     """
 
-    decoder: str
-    boot: str
+    decoder: Label
+    boot: Label
     epoch: Natural
-    tokenizer: str
-    golden: str
-    model: str
-    model_digest: str
+    tokenizer: Label
+    golden: Label
+    model: Label
+    model_digest: Label
     answers: str = ""
     minor: Natural = MINOR
-    template: str = ""
-    adapter: str = ""
+    template: Label = ""
+    adapter: Label = ""
     vocabulary: Natural = 0
     context: Natural = 0
     credit: Natural = 64
@@ -126,11 +130,11 @@ class OpenBody(msgspec.Struct, frozen=True, omit_defaults=True):
     `adapter` is a name; what it stands for may be swapped between two turns (NOTICE "adapter").
     """
 
-    conversation: str
+    conversation: Label
     system: str = ""
     sampling: Sampling = Sampling()
     max_tokens: int = 256
     stop: list[str] = []
     schema: str = ""
-    adapter: str = ""
+    adapter: Label = ""
     deadline: float = 0.0

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.frames import kinds
 from shared.frames.bodies import MAJOR, MAX_FRAME, MINOR, Held, HelloBody, OpenBody, WelcomeBody
-from shared.wire import BYTES, CRC, FLAG, IDS, TEXT, VARINT, Codec, Truncated, record
+from shared.wire import BYTES, COUNTER, CRC, FLAG, IDS, TEXT, VARINT, Codec, Truncated, record
 from shared.wire import put_varint as _put_varint
 from shared.wire import take_varint as _take_varint
 
@@ -64,7 +64,7 @@ def encode(frame: kinds.Frame, minor: int = MINOR) -> bytes:
         _put_varint(out, frame.stream)
         _put_varint(out, frame.epoch)
         if isinstance(frame, kinds.Reliable):
-            _put_varint(out, frame.seq)
+            COUNTER.put(out, frame.seq)
         for name, codec, since in FIELDS[type(frame)]:
             if since <= minor:
                 codec.put(out, getattr(frame, name))
@@ -115,7 +115,7 @@ def _take_fields(kind: type[kinds.Frame], data: bytes, minor: int) -> tuple[dict
     values["stream"], at = _take_varint(data, 2)
     values["epoch"], at = _take_varint(data, at)
     if kind.reliable:
-        values["seq"], at = _take_varint(data, at)
+        values["seq"], at = COUNTER.take(data, at)
     for name, codec, since in FIELDS[kind]:
         if since <= minor:
             values[name], at = codec.take(data, at)

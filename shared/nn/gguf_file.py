@@ -159,6 +159,8 @@ class _Cursor:
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
         shape = tuple(self.scalar("Q") for _ in range(dimensions))[::-1]
+        if 0 in shape:  # then the others could be anything, and take no bytes
+            raise ValueError(f"tensor {name!r} has the shape {shape}: it is empty")
         kind = gguf.GGMLQuantizationType(self.scalar("I"))
         return _Entry(name, kind, shape, self.scalar("Q"))
 

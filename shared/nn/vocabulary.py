@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.bpe_document import bpe_document, pre_tokenizers
 from shared.errors import ModelError
 from shared.tokenizer import BPE_RULES, TokenizerHeader, pack_tokenizer
 
@@ -19,41 +20,6 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _SPACE = "\u2581"
 _RULES = ", ".join(sorted(BPE_RULES))
-
-_LLAMA_BPE = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-def _byte_level(*, regex: bool) -> dict[str, Any]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": regex,
-    }
-
-
-def _split_rule(pattern: str) -> dict[str, Any]:
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    return {"type": "Sequence", "pretokenizers": [split, _byte_level(regex=False)]}
-
-
-def _pre_tokenizers() -> dict[str, dict[str, Any]]:
-    digits = {"type": "Digits", "individual_digits": True}
-    return {
-        "gpt-2": _byte_level(regex=True),
-        "smollm": {"type": "Sequence", "pretokenizers": [digits, _byte_level(regex=True)]},
-        "llama-bpe": _split_rule(_LLAMA_BPE),
-        "qwen2": _split_rule(_QWEN2),
-    }
 
 
 def bpe_blob(
@@ -64,35 +30,12 @@ def bpe_blob(
     Raises:
         ModelError: a pre-tokenizer without a proven rule, or a token that is there twice.
     """
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    if len(vocabulary) < len(tokens):
-        raise ModelError(f"{len(tokens) - len(vocabulary)} tokens are there twice: unsupported")
+    repeated = len(tokens) - len(set(tokens))
+    if repeated:
+        raise ModelError(f"{repeated} tokens are there twice: unsupported")
     if pre not in BPE_RULES:
         raise ModelError(f"pre-tokenizer {pre!r} is not supported; supported are {_RULES}")
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": pre == "llama-bpe",
-        "vocab": vocabulary,
-        "merges": list(merges),
-    }
-    document: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": _pre_tokenizers()[pre],
-        "post_processor": None,
-        "decoder": None,
-        "model": model,
-    }
-    payload = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    payload = bpe_document(tokens, merges, pre)
     header = TokenizerHeader("bpe", pre, len(tokens), sorted(control), **ids)
     return pack_tokenizer(header, payload)
 
@@ -191,7 +134,7 @@ def blob_from_folder(folder: Path) -> bytes:
     if not plain or document.get("normalizer") not in (None, _NFC):
         raise ModelError(f"{path}: only byte-level BPE without a normalizer is supported")
     split = document.get("pre_tokenizer")
-    pre = next((name for name, rule in _pre_tokenizers().items() if _same(rule, split)), None)
+    pre = next((name for name, rule in pre_tokenizers().items() if _same(rule, split)), None)
     if pre is None:
         raise ModelError(
             f"{path}: pre-tokenizer {json.dumps(split)[:200]} is not supported; "

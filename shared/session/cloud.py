@@ -23,6 +23,10 @@ CREDIT = 64
 """Reliable frames an edge may have on the wire beyond the last acknowledgement."""
 MAX_STREAMS = 256
 """Open conversations of one device."""
+MAX_OVER = 1024
+"""Closed streams that a connection remembers: no copy of a frame is under way for longer."""
+MAX_TEXT = 4096
+"""Characters of a message: one that repeats what a device sent cannot outgrow a frame."""
 MAX_BLOB_DATA = 64 * 1024
 """Bytes of a blob in one frame."""
 
@@ -41,8 +45,12 @@ class CloudSession:
         self._ack_at: float | None = None
         self._hello: HelloBody | None = None
         """The HELLO that WELCOME answers."""
-        self._newest = 0
-        """Highest stream opened on this connection; numbers only grow: a lower one is a copy."""
+        self._over: dict[int, None] = {}
+        """Streams that were closed or refused on this connection, the last `MAX_OVER` of them:
+        another OPEN of one is a copy."""
+        self._early: set[int] = set()
+        """Streams of which frames came before their OPEN, and were dropped."""
+        self._welcome: frames.Welcome | None = None
         self.streams: dict[int, CloudStream] = {}
         self.load = Load.GREEN
 
@@ -51,7 +59,9 @@ class CloudSession:
     def welcome(self, body: WelcomeBody, streams: Mapping[int, CloudStream]) -> None:
         """Accept the device under `body.epoch`, with the conversations held, by stream number."""
         self.detach()  # of an earlier greeting on the same connection
-        self._epoch, self._live, self._newest = body.epoch, True, 0
+        self._epoch, self._live = body.epoch, True
+        self._over.clear()
+        self._early.clear()
         self._minor = min(body.minor, frames.MINOR)
         self.streams = dict(streams)
         for number, stream in self.streams.items():
@@ -59,18 +69,20 @@ class CloudSession:
         held = [stream.held for stream in self.streams.values()]
         tag = self._hello.tag if self._hello else ""
         body = msgspec.structs.replace(body, held=held, credit=self.credit, answers=tag)
-        self._send(frames.Welcome(frames.CONNECTION, self._epoch, body))
+        self._welcome = frames.Welcome(frames.CONNECTION, self._epoch, body)
+        self._send(self._welcome)
 
     def refuse(self, error: DeltarelayError, epoch: int = 0) -> None:
         """Tell the device why its connection ends (`epoch` 0: whatever its epoch is)."""
-        self._send(frames.Error(frames.CONNECTION, epoch, error.code, str(error)))
+        self._send(frames.Error(frames.CONNECTION, epoch, error.code, str(error)[:MAX_TEXT]))
 
     def refuse_stream(self, number: int, error: DeltarelayError) -> None:
         """Tell the device that this conversation cannot go on; the others do."""
+        self._note_over(number)
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.detach(self._epoch)
-        self._send(frames.Error(number, self._epoch, error.code, str(error)))
+        self._send(frames.Error(number, self._epoch, error.code, str(error)[:MAX_TEXT]))
 
     def supersede(self, epoch: int) -> None:
         """The device is connected elsewhere, under `epoch`: tell this agent, and let go."""
@@ -80,7 +92,7 @@ class CloudSession:
     def notice(self, number: int, topic: str, text: str) -> None:
         """Tell the device something (stream 0: about the connection)."""
         if self._live:
-            self._send(frames.Notice(number, self._epoch, topic, text))
+            self._send(frames.Notice(number, self._epoch, topic, text[:MAX_TEXT]))
 
     def blob(self, digest: str, offset: int, content: bytes) -> None:
         """Answer a FETCH with the next piece of `content`."""
@@ -126,7 +138,9 @@ class CloudSession:
         if isinstance(frame, frames.Hello):
             last, hello = self._hello, frame.body
             if last is not None and hello.boot == last.boot and hello.clock_us <= last.clock_us:
+                self._welcome_again(hello)
                 return []  # a second copy
+            _check_conversations(hello)
             self._hello = hello
             return [Greeted(hello)]
         if not self._live:
@@ -142,6 +156,11 @@ class CloudSession:
     def _send(self, frame: frames.Frame) -> None:
         self._out.append(Outgoing(frames.encode(frame, self._minor), frame.provisional))
 
+    def _welcome_again(self, hello: HelloBody) -> None:
+        """A HELLO came twice: the edge may not have our answer, and takes only one."""
+        if self._live and self._welcome is not None and self._welcome.body.answers == hello.tag:
+            self._send(self._welcome)
+
     def _refuse_epoch(self, old: int, new: int) -> None:
         error = SupersededError(
             f"epoch {old} of this device was superseded by {new}: "
@@ -152,9 +171,13 @@ class CloudSession:
     def _on_frame(self, frame: frames.Frame, now: float) -> list[Event]:
         if isinstance(frame, frames.Fetch):
             return [FetchAsked(frame.digest, frame.offset)]
+        if isinstance(frame, frames.Open):
+            self._check_open(frame)
         stream = self.streams.get(frame.stream) or self._new_stream(frame)
-        if stream is None:
-            return []  # of a conversation that was closed or refused
+        if stream is None:  # of a conversation that is over, or not open yet
+            if frame.stream not in self._over and len(self._early) < MAX_STREAMS:
+                self._early.add(frame.stream)
+            return []
         if stream.epoch != self._epoch:
             self.supersede(stream.epoch)
             return []
@@ -165,23 +188,38 @@ class CloudSession:
                 return stream.acknowledge_reply(frame)
             case frames.Reliable():
                 events = stream.apply(frame)
+                if frame.stream in self._early:
+                    self._early.discard(frame.stream)
+                    stream.say_what_is_held()
             case _:
                 raise RemoteProtocolError(f"{type(frame).__name__} goes down, not up")
         self._owe_acknowledgement(stream, now)
         if any(isinstance(event, Closed) for event in events):
             self._acknowledge(stream)
             del self.streams[frame.stream]
+            self._note_over(frame.stream)
             stream.detach(self._epoch)
         return events
+
+    def _check_open(self, frame: frames.Open) -> None:
+        """Check that a stream is one conversation, and a conversation one stream."""
+        if frame.stream == frames.CONNECTION:
+            raise RemoteProtocolError("OPEN of stream 0: that is the connection itself")
+        if frame.stream in self._over:
+            return  # a copy
+        name = frame.body.conversation
+        for number, stream in self.streams.items():
+            if (number == frame.stream) != (stream.body.conversation == name):
+                raise RemoteProtocolError(
+                    f"OPEN of stream {frame.stream} names conversation {name!r}; stream {number} "
+                    f"is {stream.body.conversation!r}: a conversation has one stream"
+                )
 
     def _new_stream(self, frame: frames.Frame) -> CloudStream | None:
         if not isinstance(frame, frames.Open):
             return None
-        if frame.stream == frames.CONNECTION:
-            raise RemoteProtocolError("OPEN of stream 0: that is the connection itself")
-        if frame.stream <= self._newest:
+        if frame.stream in self._over:
             return None
-        self._newest = frame.stream
         if len(self.streams) >= MAX_STREAMS:
             error = f"a device has at most {MAX_STREAMS} open conversations: close one first"
             self.refuse_stream(frame.stream, CapacityError(error))
@@ -192,6 +230,11 @@ class CloudSession:
         self.streams[frame.stream] = stream
         return stream
 
+    def _note_over(self, number: int) -> None:
+        self._over[number] = None
+        if len(self._over) > MAX_OVER:
+            del self._over[next(iter(self._over))]
+
     def _owe_acknowledgement(self, stream: CloudStream, now: float) -> None:
         if stream.seq - stream.acked >= ACK_EVERY:
             self._acknowledge(stream)
@@ -200,7 +243,21 @@ class CloudSession:
 
     def _acknowledge(self, stream: CloudStream) -> None:
         stream.acked = stream.seq
-        self._send(frames.Ack(stream.number, self._epoch, stream.seq, self.credit, int(self.load)))
+        number, held = stream.number, stream.answer()
+        if held is not None:
+            self._send(frames.Resync(number, self._epoch, held))
+        else:
+            load = int(self.load)
+            self._send(frames.Ack(number, self._epoch, stream.seq, self.credit, load))
+
+
+def _check_conversations(hello: HelloBody) -> None:
+    names = hello.conversations
+    if frames.CONNECTION in names or len(set(names.values())) < len(names):
+        raise RemoteProtocolError(
+            f"HELLO names {len(names)} conversations, one of them twice or as stream 0: "
+            "a conversation has one stream, numbered from 1"
+        )
 
 
 def greeting(hello: HelloBody, body: WelcomeBody, known_epoch: int) -> WelcomeBody:

@@ -11,6 +11,7 @@ from typing import Protocol
 from shared import frames
 from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.frames import Held, OpenBody, Reason
+from shared.session.conversation_log import MAX_TURN
 from shared.session.events import (
     Cancelled,
     Closed,
@@ -62,7 +63,7 @@ class CloudStream:
         self._unasked = False
         """Reply frames wait until the edge has said, on this connection, what it holds of it."""
         self._resyncs = 0
-        self._history_crc = 0
+        self.history_crc = 0
         """CRC of the turns before the current one."""
 
     @property
@@ -71,7 +72,7 @@ class CloudStream:
         return Held(
             stream=self.number,
             turn=self.turn,
-            history=self._history_crc,
+            history=self.history_crc,
             length=len(self.log),
             crc=self.log.crc(),
             ended=self.ended,
@@ -110,13 +111,20 @@ class CloudStream:
 
     # --- what the session does
 
+    def say_what_is_held(self) -> None:
+        """Frames were dropped before this stream was opened: have them told again."""
+        self._resync()
+
     def apply(self, frame: frames.Reliable) -> list[Event]:
         """Apply a reliable frame in its order; duplicates change nothing, gaps ask for a resync.
+
+        A duplicate is owed an answer again: the edge may not have the first one.
 
         Raises:
             RemoteProtocolError: an id is out of range, or the peer cannot find its way back.
         """
         if frame.seq <= self.seq:
+            self.acked = min(self.acked, self.seq - 1)
             return []
         events = self._apply(frame) if frame.seq == self.seq + 1 else None
         if events is None:
@@ -125,12 +133,16 @@ class CloudStream:
         self._resyncs = 0
         return events
 
+    def answer(self) -> frames.Held | None:
+        """Return what is held if the edge has yet to go by it (RESYNC); None: it is to get ACK."""
+        return self.held if self._resyncs else None
+
     def apply_tail(self, frame: frames.Tail) -> list[Event]:
         """Apply a provisional tail if it belongs exactly here and is the newest."""
         here = self._open_turn(frame.turn) and frame.after == self.seq
         if not here or frame.tick <= self._tick:
             return []
-        self._check_ids(frame.ids)
+        self._check_turn(frame.ids, len(self.log))
         self._tick = frame.tick
         if frame.ids == self.log.tail:
             return []
@@ -196,15 +208,24 @@ class CloudStream:
     def _open_turn(self, turn: int) -> bool:
         return turn == self.turn and not self.ended
 
+    def _check_turn(self, ids: Sequence[int], before: int) -> None:
+        """Check ids of the open turn that stand behind `before` others."""
+        self._check_ids(ids)
+        if before + len(ids) > MAX_TURN:
+            raise RemoteProtocolError(
+                f"turn {self.turn} of stream {self.number} has {before + len(ids)} ids; at most "
+                f"{MAX_TURN} are allowed: end it and go on in the next one"
+            )
+
     def _commit(self, frame: frames.Commit) -> list[Event] | None:
-        self._check_ids(frame.ids)
+        self._check_turn(frame.ids, frame.base)
         fits = self._open_turn(frame.turn) and frame.base == len(self.log)
         if not fits or not self._extend(frame.ids, frame.crc):
             return None
         return [Revised(self.number)]
 
     def _end(self, frame: frames.EndTurn) -> list[Event] | None:
-        self._check_ids(frame.ids)
+        self._check_turn(frame.ids, frame.length - len(frame.ids))
         fits = self._open_turn(frame.turn) and frame.length == len(self.log) + len(frame.ids)
         if not fits or not self._extend(frame.ids, frame.crc):
             return None
@@ -236,7 +257,7 @@ class CloudStream:
         return [*events, Cancelled(self.number, frame.turn, frame.heard, user_ids)]
 
     def _history(self, frame: frames.History) -> list[Event] | None:
-        self._check_ids(frame.user_ids)
+        self._check_turn(frame.user_ids, 0)
         self._check_ids(frame.reply_ids, reply=True)
         if frame.turn != self.turn:
             return None
@@ -260,14 +281,14 @@ class CloudStream:
     def _next_turn(self) -> None:
         failed = self.reason == Reason.ERROR  # then nothing of it is in the prompt
         user, reply = ((), ()) if failed else (self.log.committed, self.reply)
-        self._history_crc = history_crc(user, reply, self._history_crc)
+        self.history_crc = history_crc(user, reply, self.history_crc)
         self.turn += 1
         self.log, self.reason = TokenLog(), ""
         self.ended, self.attempt = False, 0
 
     def _restart(self, body: OpenBody) -> None:
         self.body = body
-        self.turn, self.log, self._history_crc = 0, TokenLog(), 0
+        self.turn, self.log, self.history_crc = 0, TokenLog(), 0
         self._reopen(0)
 
     def _check_replying(self) -> None:

@@ -1,6 +1,7 @@
 """The edge's end of a connection: greeting, pacing, liveness, its streams. No I/O, no clock."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from msgspec.structs import replace
@@ -39,6 +40,24 @@ _REFUSALS = (AccessError.code, ModelError.code, TokenizerMismatchError.code)
 """Errors that answer a HELLO, and so its epoch: they are no remains of an earlier connection."""
 PATIENCE = 3.0
 """Seconds without an answer, with work pending, after which the decoder counts as gone."""
+GREET_EVERY = 1.0
+"""Seconds without an answer after which the same HELLO is sent again."""
+SILENCE = 2.0
+"""Seconds without a word of a reply after which it is asked for: a frame of it, its end, or the
+answer to an earlier question may be lost. Twice as long each time."""
+MAX_SILENCE = 16.0
+REPEAT = 1.25
+"""Seconds without an acknowledgement after which a stream's last frame is sent again; twice as long
+each time. It makes up for frames that were lost with nothing behind them to show it."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """For news of a stream: `state` is what has been heard so far."""
+
+    state: tuple[int, ...]
+    until: float
+    seconds: float
 
 
 class EdgeSession:
@@ -61,6 +80,9 @@ class EdgeSession:
         self._epoch = hello.epoch
         self._asked = ""
         """Tag of the HELLO whose WELCOME counts; empty without a connection."""
+        self._greeting: frames.Hello | None = None
+        """The HELLO that waits for its answer."""
+        self._greet_at = 0.0
         self._live = False
         self._pending_since: float | None = None
         self._streams: dict[int, EdgeStream] = {}
@@ -70,6 +92,10 @@ class EdgeSession:
         self._flushed: dict[int, float] = {}
         self._blocked: set[int] = set()
         """Streams out of credit: the next ACK flushes them."""
+        self._silences: dict[int, _Wait] = {}
+        """For replies, by stream."""
+        self._repeats: dict[int, _Wait] = {}
+        """For acknowledgements, by stream."""
         self.welcome: WelcomeBody | None = None
         self.load = Load.GREEN
         self._load_until = 0.0
@@ -108,14 +134,15 @@ class EdgeSession:
             clock_us=int(now * 1e6),
         )
         self._asked = body.tag
-        self._send(frames.Hello(frames.CONNECTION, self._epoch, body))
+        self._greeting = frames.Hello(frames.CONNECTION, self._epoch, body)
+        self._greet(now)
 
     def disconnect(self) -> None:
         """The transport is gone."""
         self._out.clear()
         self._detach()
         self._asked = ""
-        self._pending_since = None
+        self._greeting = self._pending_since = None
 
     # --- the streams
 
@@ -145,6 +172,8 @@ class EdgeSession:
         self._flush_at.pop(stream.number, None)
         self._flushed.pop(stream.number, None)
         self._blocked.discard(stream.number)
+        self._silences.pop(stream.number, None)
+        self._repeats.pop(stream.number, None)
 
     def fetch(self, digest: str, offset: int = 0) -> None:
         """Ask for a blob from `offset` on."""
@@ -156,7 +185,13 @@ class EdgeSession:
 
     def timer(self) -> float | None:
         """When `poll` wants to run next, in the caller's clock; None: after something happened."""
-        times = list(self._flush_at.values()) if self._live else []
+        times: list[float] = []
+        if self._live:
+            times += self._flush_at.values()
+            times += (wait.until for wait in self._silences.values())
+            times += (wait.until for wait in self._repeats.values())
+        if self._greeting is not None:
+            times.append(self._greet_at)
         if self._pending_since is not None:
             times.append(self._pending_since + self._patience)
         return min(times, default=None)
@@ -170,11 +205,14 @@ class EdgeSession:
                 if self._streams[number].flush(with_tail=self._load_at(now) < Load.RED):
                     self._blocked.add(number)
             self._watch(now)
+            self._break_silences(now)
         if self._pending_since is not None and now >= self._pending_since + self._patience:
             self.disconnect()
             what = "no acknowledgement" if self.welcome else "no answer to HELLO"
             error = LinkError(f"{what} for {self._patience:g} s: the decoder is gone or frozen")
             return [Disconnected(error, retry=True)]
+        if self._greeting is not None and now >= self._greet_at:
+            self._greet(now)
         return []
 
     def take_outgoing(self) -> list[Outgoing]:
@@ -223,9 +261,16 @@ class EdgeSession:
             Outgoing(frames.encode(frame, min(minor, frames.MINOR)), frame.provisional)
         )
 
+    def _greet(self, now: float) -> None:
+        assert self._greeting is not None
+        self._greet_at = now + GREET_EVERY
+        self._send(self._greeting)
+
     def _detach(self) -> None:
         self._live, self._load_until = False, 0.0
         self._blocked.clear()
+        self._silences.clear()
+        self._repeats.clear()
         for stream in self._streams.values():
             stream.detach()
 
@@ -240,6 +285,14 @@ class EdgeSession:
         elif self._pending_since is None:
             self._pending_since = now
 
+    def _break_silences(self, now: float) -> None:
+        """Ask for replies, and repeat frames, of which nothing was heard for a while."""
+        for number, stream in self._streams.items():
+            if _is_over(self._silences, number, stream.awaited, now, SILENCE):
+                stream.ask_again()
+            if _is_over(self._repeats, number, stream.unconfirmed_frames, now, REPEAT):
+                stream.repeat_last()
+
     def _on_welcome(self, body: WelcomeBody, now: float) -> list[Event]:
         if body.answers != self._asked or not self._asked or body.epoch <= self._epoch:
             return []  # to an earlier HELLO, to another agent of this name, or a second copy
@@ -247,7 +300,7 @@ class EdgeSession:
         if error is not None:
             self.disconnect()
             return [Disconnected(error, retry=False)]
-        self._live, self._pending_since = True, None
+        self._live, self._greeting, self._pending_since = True, None, None
         self._epoch, self.welcome = body.epoch, body
         held = {h.stream: h for h in body.held}
         idle_last = sorted(self._streams.values(), key=lambda stream: not stream.has_words)
@@ -330,3 +383,27 @@ class EdgeSession:
         vocabulary = self.welcome.vocabulary if self.welcome else 0
         if ids and max(ids) >= vocabulary:
             raise RemoteProtocolError(f"reply id {max(ids)}: the vocabulary has {vocabulary}")
+
+
+def _is_over(
+    waits: dict[int, _Wait],
+    number: int,
+    state: tuple[int, ...] | None,
+    now: float,
+    seconds: float,
+) -> bool:
+    """Whether nothing was heard for as long as it takes; then the wait begins anew, twice as long.
+
+    Args:
+        state: what has been heard so far; None: nothing is waited for.
+    """
+    wait = waits.get(number)
+    if state is None:
+        waits.pop(number, None)
+    elif wait is None or wait.state != state:
+        waits[number] = _Wait(state, now + seconds, seconds)
+    elif now >= wait.until:
+        wait.seconds = min(2 * wait.seconds, MAX_SILENCE)
+        wait.until = now + wait.seconds
+        return True
+    return False

@@ -45,6 +45,8 @@ class EdgeStream(ConversationLog):
         """What a decoder said it holds while a turn was unconfirmed."""
         self._epoch = 0
         self._seq = self._acked = 0
+        self._last: frames.Frame | None = None
+        """The reliable frame sent last."""
         self._credit = 0
         self._told = self._synced = 0
         self._tick = 0
@@ -93,6 +95,18 @@ class EdgeStream(ConversationLog):
         return self._seq - self._acked if self._attached else 0
 
     @property
+    def awaited(self) -> tuple[int, int, int] | None:
+        """Turn, attempt and length so far of the reply that the decoder is known to owe, if any."""
+        if not self._live or not self.ended or self.closed or self.unacknowledged:
+            return None
+        return self.turn, self.attempt, len(self.reply.ids)
+
+    @property
+    def unconfirmed_frames(self) -> tuple[int, int] | None:
+        """Numbers of the last reliable frame and of the last one confirmed, if they differ."""
+        return (self._seq, self._acked) if self._live and self.unacknowledged else None
+
+    @property
     def _live(self) -> bool:
         """Changes are told. Otherwise they touch the log only; the difference is told later."""
         return self._attached and self._unconfirmed is None
@@ -128,6 +142,11 @@ class EdgeStream(ConversationLog):
             Held(self.number, following, history, 0, 0, ended=False, attempt=0, seq=self._seq)
         )
 
+    def repeat_last(self) -> None:
+        """Send the last reliable frame again: it is applied, or confirmed, or shows a gap."""
+        if self._live and self._last is not None:
+            self._send(self._last)
+
     def flush(self, *, with_tail: bool = True) -> bool:
         """Send what is new of the open turn; return whether something still waits for credit."""
         if not self._live or self.ended or self.closed:
@@ -154,8 +173,17 @@ class EdgeStream(ConversationLog):
         if frame.held.seq >= self._seq:
             self._learn(frame.held)
 
+    def ask_again(self) -> None:
+        """Ask for what there is of the reply beyond what has arrived."""
+        self.reply.asked_again_at = -1
+        self._ask_again()
+
     def take_tokens(self, frame: frames.Tokens) -> tuple[int, ...]:
-        """Return the reply ids of `frame` that are new here; a gap is asked for once."""
+        """Return the reply ids of `frame` that are new here; a gap is asked for once.
+
+        Raises:
+            RemoteProtocolError: the reply is longer than was asked for.
+        """
         if not self._expects(frame.turn, frame.attempt):
             return ()
         have = len(self.reply.ids)
@@ -163,6 +191,11 @@ class EdgeStream(ConversationLog):
             self._ask_again()
             return ()
         fresh = frame.ids[have - frame.index :]
+        if have + len(fresh) > self.body.max_tokens:
+            raise RemoteProtocolError(
+                f"the reply of turn {frame.turn} has {have + len(fresh)} ids; "
+                f"{self.body.max_tokens} were asked for"
+            )
         self.reply.ids.extend(fresh)
         return fresh
 
@@ -200,12 +233,14 @@ class EdgeStream(ConversationLog):
         awaited = self.ended and not self.closed
         return awaited and turn == self.turn and attempt == self.attempt
 
-    def _put(self, kind: Callable[..., frames.Frame], **fields: object) -> None:
-        self._send(kind(stream=self.number, epoch=self._epoch, **fields))
+    def _put(self, kind: Callable[..., frames.Frame], **fields: object) -> frames.Frame:
+        frame = kind(stream=self.number, epoch=self._epoch, **fields)
+        self._send(frame)
+        return frame
 
     def _emit(self, kind: type[frames.Reliable], **fields: object) -> None:
         self._seq += 1
-        self._put(kind, seq=self._seq, **fields)
+        self._last = self._put(kind, seq=self._seq, **fields)
 
     def _send_rewind(self) -> None:
         if self._told > self._synced:
@@ -269,6 +304,7 @@ class EdgeStream(ConversationLog):
     def _catch_up(self, held: Held | None) -> None:
         """The decoder holds this much of the conversation: send the rest."""
         self._seq = self._acked = held.seq if held else 0
+        self._last = None
         self._told = self._synced = 0
         self._tail_told = (0, ())
         self.reply.asked_again_at = -1

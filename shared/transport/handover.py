@@ -1,4 +1,4 @@
-"""How a decoder hands the descriptors of a segment to a client, over their Unix socket."""
+"""How a decoder hands the memory of a segment to a client, over their Unix socket."""
 
 import array
 import os
@@ -6,10 +6,9 @@ import socket
 import struct
 
 from shared.errors import LinkError, RemoteProtocolError
-from shared.transport.segment import Descriptors
 
 _GREETING = struct.Struct("<4sBB")
-_MAGIC, _VERSION = b"DRSM", 1
+_MAGIC, _VERSION = b"DRSM", 2
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -20,38 +19,37 @@ def peer_of(control: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def send_descriptors(control: socket.socket, descriptors: Descriptors, *, sealed: bool) -> None:
-    """Pass them on; the receiver gets descriptors of its own.
+def send_memory(control: socket.socket, memory: int, *, sealed: bool) -> None:
+    """Pass the descriptor `memory` on; the receiver gets one of its own.
 
     Raises:
         OSError: the client is gone.
     """
     greeting = _GREETING.pack(_MAGIC, _VERSION, int(sealed))
-    fds = [descriptors.memory, descriptors.client_wake, descriptors.server_wake]
-    socket.send_fds(control, [greeting], fds)
+    socket.send_fds(control, [greeting], [memory])
 
 
 def send_refusal(control: socket.socket, why: str) -> None:
-    """Say why there are none, if the client still listens."""
+    """Say why there is none, if the client still listens."""
     control.send(why.encode()[:250])
 
 
-def receive_descriptors(control: socket.socket) -> tuple[Descriptors, bool]:
-    """Take the descriptors that have arrived, and whether their memory is said to be sealed.
+def receive_memory(control: socket.socket) -> tuple[int, bool]:
+    """Take the descriptor that has arrived, and whether its memory is said to be sealed.
 
     Raises:
         LinkError: the decoder refused.
-        RemoteProtocolError: not all of them arrived, or another version sent them.
+        RemoteProtocolError: it did not arrive, or another version sent it.
     """
-    space = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+    space = socket.CMSG_SPACE(array.array("i").itemsize)
     data, ancillary, flags, _ = control.recvmsg(256, space, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    whole = len(data) == _GREETING.size and len(fds) == 3 and not flags & socket.MSG_CTRUNC
+    whole = len(data) == _GREETING.size and len(fds) == 1 and not flags & socket.MSG_CTRUNC
     if whole and _GREETING.unpack(data)[:2] == (_MAGIC, _VERSION):
-        return Descriptors(*fds), bool(_GREETING.unpack(data)[2])
+        return fds[0], bool(_GREETING.unpack(data)[2])
     for fd in fds:
         os.close(fd)
     if not data:
@@ -59,6 +57,6 @@ def receive_descriptors(control: socket.socket) -> tuple[Descriptors, bool]:
     if not data.startswith(_MAGIC):
         raise LinkError(f"the decoder refused: {data.decode(errors='replace')}")
     raise RemoteProtocolError(
-        f"{len(fds)} of 3 descriptors arrived: raise the limit on open files, "
+        f"{len(fds)} descriptors arrived, 1 is expected: raise the limit on open files, "
         "or update the older end"
     )

@@ -24,7 +24,7 @@ from random import Random
 import msgspec
 
 from shared.backoff import Backoff
-from shared.errors import ConfigError, DeltarelayError, LinkError
+from shared.errors import CapacityError, ConfigError, DeltarelayError, LinkError
 from shared.transport import Transport
 from shared.transport.mqtt_address import Broker
 from shared.transport.mqtt_client import MqttClient
@@ -77,15 +77,23 @@ class MqttDoor:
     """Where a device gets connections to one decoder or another of its fleet.
 
     Args:
+        broker: says, for every connection anew, how to get into the broker: its files may have been
+            renewed.
         decoder: the decoder to use; None: the one that rendezvous hashing picks.
 
     Raises:
-        ConfigError: a name does not fit a topic.
+        ConfigError: a name does not fit a topic, or the broker's files cannot be used.
     """
 
     def __init__(
-        self, broker: Broker, *, fleet: str, device: str, decoder: str | None = None
+        self,
+        broker: Callable[[], Broker],
+        *,
+        fleet: str,
+        device: str,
+        decoder: str | None = None,
     ) -> None:
+        broker()
         self._broker, self._wanted = broker, decoder
         self._fleet, self._device = check_name("fleet", fleet), check_name("device", device)
         self._last = ""
@@ -99,7 +107,7 @@ class MqttDoor:
         """
         now = time.monotonic()
         avoided = {d for d, since in self._avoided.items() if now < since + AVOIDED}
-        link = _DeviceLink(self._broker, self._fleet, self._device, avoided)
+        link = _DeviceLink(self._broker(), self._fleet, self._device, avoided)
         transport = await link.open(self._wanted)
         self._last = link.decoder
         return transport
@@ -205,7 +213,7 @@ class _DeviceLink:
 def _role(payload: bytes) -> str:
     try:
         return msgspec.json.decode(payload, type=State).role if payload else ""
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 
@@ -218,7 +226,8 @@ async def connect_mqtt(
         LinkError: no broker, no decoder, or a refusal.
         ConfigError: a name does not fit a topic.
     """
-    return await MqttDoor(broker, fleet=fleet, device=device, decoder=decoder).open()
+    door = MqttDoor(lambda: broker, fleet=fleet, device=device, decoder=decoder)
+    return await door.open()
 
 
 class MqttListener:
@@ -340,8 +349,15 @@ class MqttListener:
         down = f"{self._root}/{device}/down"
 
         def publish(payload: bytes, *, provisional: bool) -> None:
-            if self._client is not None:
-                self._client.publish(down, payload, provisional=provisional)
+            client = self._client
+            if client is None:
+                return
+            if client.is_crowded_by(down):  # it costs nobody else the connection to the broker
+                client.drop(down)
+                why = f"{transport.name}: it takes less than is sent to it; its replies are dropped"
+                transport.end(CapacityError(why), hang_up=True)
+            else:
+                client.publish(down, payload, provisional=provisional)
 
         def ended(hang_up: bool) -> None:
             self._devices.pop(device, None)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +32,8 @@ KEEPALIVE = 15
 CONNECT_TIMEOUT = 5.0
 MAX_WINDOW = 8
 """QoS 1 messages under way at once, and at most half of what the broker allows."""
+MAX_SHARE = MAX_PENDING // 16
+"""Bytes that may wait on one topic when room is scarce."""
 _RECEIVE_MAXIMUM = 64
 _BROKE = "the connection broke"
 _SUCCESS = MQTTErrorCode.MQTT_ERR_SUCCESS
@@ -66,6 +68,8 @@ class MqttClient:
         """QoS 1 messages that the broker has not acknowledged, and their topics."""
         self._pending: deque[tuple[str, bytes, bool]] = deque()
         self._pending_bytes = 0
+        self._waiting = Counter[str]()
+        """Bytes that are pending, by topic."""
         self._inbox: list[tuple[str, bytes]] = []
         self._answers: dict[int, asyncio.Future[list[ReasonCode]]] = {}
         self._connack: asyncio.Future[None] = self._loop.create_future()
@@ -154,11 +158,21 @@ class MqttClient:
             return
         self._pending.append((topic, payload, False))
         self._pending_bytes += len(payload)
+        self._waiting[topic] += len(payload)
         if self._pending_bytes > MAX_PENDING:
             waiting = f"{self.broker.name}: {self._pending_bytes} bytes wait for the broker"
             self._lose(CapacityError(waiting))
             return
         self._send_pending()
+
+    def is_crowded_by(self, topic: str) -> bool:
+        """Tell whether there is little room left, and one topic has more than its share of it."""
+        return self._pending_bytes > MAX_PENDING // 2 and self._waiting[topic] > MAX_SHARE
+
+    def drop(self, topic: str) -> None:
+        """Forget what waits for the window on one topic."""
+        self._pending = deque(waiting for waiting in self._pending if waiting[0] != topic)
+        self._pending_bytes -= self._waiting.pop(topic, 0)
 
     def publish_state(self, topic: str, payload: bytes) -> None:
         """Publish a retained message in order with the others; empty clears it."""
@@ -210,7 +224,11 @@ class MqttClient:
     def _send_pending(self) -> None:
         while self._open and self._pending and len(self._under_way) < self._window:
             topic, payload, retain = self._pending.popleft()
-            self._pending_bytes -= 0 if retain else len(payload)
+            if not retain:
+                self._pending_bytes -= len(payload)
+                self._waiting[topic] -= len(payload)
+                if not self._waiting[topic]:
+                    del self._waiting[topic]
             self._under_way[self._paho.publish(topic, payload, qos=1, retain=retain).mid] = topic
         self._flush_socket()
 

@@ -11,6 +11,9 @@ Layout (little-endian, every word 8-aligned, each writer's words on cache lines 
 The sequence of slot k is k + 1 and is written last, as the cursor is; the CRC covers sequence,
 length and payload. A reader copies out, then checks, then parses. So a torn or reordered read (weak
 memory order, a peer that died in the middle of a slot) is seen, never believed.
+
+A cursor is stored whole, through a view of words: `struct.pack_into` fills with zeroes before it
+writes, and a peer that looks in between would see a cursor of 0.
 """
 
 import struct
@@ -24,7 +27,7 @@ SLOT, SLOTS = 1024, 512
 HEADER = 512
 MAX_FRAME_SLOTS = 300
 _GEOMETRY = struct.Struct("<IIII")
-_WORD = struct.Struct("<Q")
+_WORD = 8
 _SLOT_HEADER = struct.Struct("<QII")
 _COVERED = struct.Struct("<QI")
 _PRODUCED, _CONSUMED, _WANTED = 128, 256, 384
@@ -55,6 +58,7 @@ class Ring:
         self._memory = memory
         self._slot, self._slots = int(slot), int(slots)
         self._room = self._slot - _SLOT_HEADER.size
+        self._words = memory[:HEADER].cast("Q")  # little-endian on every machine we run on
 
     @staticmethod
     def format(memory: memoryview, slot: int = SLOT, slots: int = SLOTS) -> None:
@@ -62,14 +66,15 @@ class Ring:
         _GEOMETRY.pack_into(memory, 0, MAGIC, VERSION, slot, slots)
 
     def release(self) -> None:
-        """Give up the view, so that the mapping below can be closed."""
+        """Give up the views, so that the mapping below can be closed."""
+        self._words.release()
         self._memory.release()
 
     def _word(self, at: int) -> int:
-        return int(_WORD.unpack_from(self._memory, at)[0])
+        return self._words[at // _WORD]
 
     def _set(self, at: int, value: int) -> None:
-        _WORD.pack_into(self._memory, at, value)
+        self._words[at // _WORD] = value
 
     def _offset(self, index: int) -> int:
         return HEADER + index % self._slots * self._slot

@@ -1,7 +1,7 @@
-"""The memory and the descriptors of one shared-memory connection: two rings, two eventfds.
+"""The memory of one shared-memory connection: two rings.
 
-The server makes them, so that a client cannot choose size or layout, and passes the descriptors
-over the Unix socket. Two kinds of memory: a `posix_ipc` segment, unlinked right after opening, for
+The server makes it, so that a client cannot choose size or layout, and passes its descriptor over
+the Unix socket. Two kinds of memory: a `posix_ipc` segment, unlinked right after opening, for
 a peer of the same user; a sealed memfd for a peer of another one, because an unsealed segment can
 be shrunk under a reader, which then dies of SIGBUS.
 """
@@ -11,7 +11,6 @@ import fcntl
 import mmap
 import os
 import secrets
-from dataclasses import dataclass
 
 import posix_ipc
 
@@ -23,42 +22,20 @@ SIZE = 2 * ring_bytes()
 """Bytes of a segment: the ring up, then the ring down."""
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptors:
-    """What is passed to the client: the memory, its wake-up, the server's wake-up."""
-
-    memory: int
-    client_wake: int
-    server_wake: int
-
-    def close(self) -> None:
-        """Close all three."""
-        for fd in (self.memory, self.client_wake, self.server_wake):
-            os.close(fd)
-
-
-def create_descriptors(*, sealed: bool) -> Descriptors:
-    """Make formatted memory and the two eventfds.
+def create_memory(*, sealed: bool) -> int:
+    """Make formatted memory; return its descriptor.
 
     Raises:
         CapacityError: no memory in /dev/shm, or no descriptors left.
     """
-    with contextlib.ExitStack() as undo:
-        try:
-            memory = _create_memfd() if sealed else _create_posix()
-            undo.callback(os.close, memory)
-            flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
-            client = os.eventfd(0, flags)
-            undo.callback(os.close, client)
-            server = os.eventfd(0, flags)
-        except (OSError, posix_ipc.Error) as error:
-            why = getattr(error, "strerror", None) or error
-            raise CapacityError(
-                f"a shared-memory segment of {SIZE} bytes cannot be made: {why}; "
-                "free space in /dev/shm or raise the limit on open files"
-            ) from error
-        undo.pop_all()
-    return Descriptors(memory, client, server)
+    try:
+        return _create_memfd() if sealed else _create_posix()
+    except (OSError, posix_ipc.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CapacityError(
+            f"a shared-memory segment of {SIZE} bytes cannot be made: {why}; "
+            "free space in /dev/shm or raise the limit on open files"
+        ) from error
 
 
 def _create_posix() -> int:
@@ -96,36 +73,27 @@ def _format(fd: int) -> None:
 
 
 class Segment:
-    """One end's mapping: a ring to write and a ring to read. Owns the descriptors it is given.
+    """One end's mapping: a ring to write and a ring to read. Owns the descriptor it is given.
 
     Raises:
-        RemoteProtocolError: the memory is not what it should be; the descriptors are closed.
+        RemoteProtocolError: the memory is not what it should be; the descriptor is closed.
     """
 
-    def __init__(self, descriptors: Descriptors, *, server: bool, sealed: bool = False) -> None:
-        self._descriptors = descriptors
+    def __init__(self, memory: int, *, server: bool, sealed: bool = False) -> None:
+        self.memory = memory
+        """Its descriptor."""
         with contextlib.ExitStack() as undo:
-            undo.callback(descriptors.close)
-            _check_memory(descriptors.memory, sealed=sealed)
-            self._map = undo.enter_context(mmap.mmap(descriptors.memory, SIZE))
+            undo.callback(os.close, memory)
+            _check_memory(memory, sealed=sealed)
+            self._map = undo.enter_context(mmap.mmap(memory, SIZE))
             up, down = (memoryview(self._map)[at : at + SIZE // 2] for at in (0, SIZE // 2))
             undo.callback(up.release)
             undo.callback(down.release)
             self.producer = Producer(down if server else up)
+            undo.callback(self.producer.release)
             self.consumer = Consumer(up if server else down)
+            undo.callback(self.consumer.release)
             self._undo = undo.pop_all()
-        mine, theirs = descriptors.client_wake, descriptors.server_wake
-        self.wake_fd, self._peer_fd = (theirs, mine) if server else (mine, theirs)
-
-    def wake_peer(self) -> None:
-        """Tell the peer that there is something to read, or room to write."""
-        with contextlib.suppress(BlockingIOError):  # a full counter is a wake-up already
-            os.eventfd_write(self._peer_fd, 1)
-
-    def clear_wake(self) -> None:
-        """Take back our own wake-up before looking into the rings."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
 
     def close(self) -> None:
         """Unmap and close; the kernel frees the memory with the last end."""

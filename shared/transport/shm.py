@@ -1,8 +1,9 @@
 """POSIX shared memory between two processes of one host.
 
-A Unix socket (SOCK_SEQPACKET, mode 0600, the peer's uid checked) hands over the descriptors of a
-segment and then stays open: its end-of-file is how either side learns of the other's death. Frames
-go through the rings, wake-ups through eventfds in the event loop; nothing polls.
+A Unix socket (SOCK_SEQPACKET, mode 0600, the peer's uid checked) hands over the memory of a segment
+and then stays open: one byte wakes the other side, its end-of-file is how either learns of the
+other's death. Frames go through the rings, wake-ups through the event loop; nothing polls. There
+are no eventfds: whoever holds one may make it blocking for both, and its write never return.
 """
 
 import asyncio
@@ -16,14 +17,15 @@ from pathlib import Path
 
 from shared.errors import CapacityError, DeltarelayError, LinkError, RemoteProtocolError
 from shared.transport import MAX_PENDING, OnClosed, OnFrame, Transport
-from shared.transport.handover import peer_of, receive_descriptors, send_descriptors, send_refusal
+from shared.transport.handover import peer_of, receive_memory, send_memory, send_refusal
 from shared.transport.ring import SLOTS
-from shared.transport.segment import Segment, create_descriptors
+from shared.transport.segment import Segment, create_memory
 
 _WAIT = 2.0
-"""Seconds a client waits for its descriptors."""
+"""Seconds a client waits for its memory."""
+_WAKE = b"w"
 _BURST = 256
-"""Frames read before the event loop may do something else."""
+"""Frames, or wake-ups, taken before the event loop may do something else."""
 _ACCEPT_PAUSE = 0.2
 """Seconds without accepting after no descriptor was left for a client."""
 
@@ -52,8 +54,7 @@ class ShmTransport:
             self._loop.call_soon(on_closed, self._reason)
             return
         self._on_frame, self._on_closed = on_frame, on_closed
-        self._loop.add_reader(self._segment.wake_fd, self._wake)
-        self._loop.add_reader(self._control.fileno(), self._hang_up)
+        self._loop.add_reader(self._control.fileno(), self._readable)
         self._loop.call_soon(self._wake)
 
     def send(self, frame: bytes, *, provisional: bool = False) -> None:
@@ -62,7 +63,7 @@ class ShmTransport:
             return
         try:
             if not self._pending and self._segment.producer.write(frame):
-                self._segment.wake_peer()
+                self._wake_peer()
                 return
         except DeltarelayError as error:
             self._end(error)
@@ -82,7 +83,6 @@ class ShmTransport:
     def _wake(self) -> None:
         if not self.is_open:
             return
-        self._segment.clear_wake()
         try:
             self._write_pending()
             if self._read(_BURST):
@@ -96,7 +96,7 @@ class ShmTransport:
             self._pending_bytes -= len(self._pending.popleft())
             wrote = True
         if wrote:
-            self._segment.wake_peer()
+            self._wake_peer()
 
     def _read(self, most: int) -> bool:
         """Deliver up to `most` frames; return whether there may be more."""
@@ -107,19 +107,34 @@ class ShmTransport:
                 self._on_frame(frame)
                 most -= 1
         if self.is_open and self._segment.consumer.space_wanted():
-            self._segment.wake_peer()
+            self._wake_peer()
         return frame is not None
 
-    def _hang_up(self) -> None:
+    def _wake_peer(self) -> None:
+        """Tell the peer that there is something to read, or room to write."""
+        with contextlib.suppress(OSError):  # it has wake-ups to read, or is gone: we hear of it
+            self._control.send(_WAKE, socket.MSG_DONTWAIT)
+
+    def _readable(self) -> None:
+        """Take the wake-ups before looking into the rings."""
+        said = _WAKE
         try:
-            said = self._control.recv(16)
+            for _ in range(_BURST):
+                said = self._control.recv(16)
+                if said != _WAKE:
+                    break
         except BlockingIOError:
-            return
+            pass
         except OSError:
             said = b""
-        if said:
+        if said == _WAKE:
+            self._wake()
+        elif said:
             self._end(RemoteProtocolError(f"{self.name}: {said!r} on the control socket"))
-            return
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
         try:  # what it wrote before it left
             self._read(SLOTS)
         except DeltarelayError as error:
@@ -131,7 +146,6 @@ class ShmTransport:
             return
         self.is_open, self._reason = False, reason
         if self._on_frame is not None:
-            self._loop.remove_reader(self._segment.wake_fd)
             self._loop.remove_reader(self._control.fileno())
         self._control.close()
         self._segment.close()
@@ -153,9 +167,9 @@ async def connect_shm(path: str | Path) -> ShmTransport:
         try:
             await asyncio.get_running_loop().sock_connect(control, str(path))
             await asyncio.wait_for(_readable(control), _WAIT)
-            descriptors, sealed = receive_descriptors(control)
+            memory, sealed = receive_memory(control)
             foreign = peer_of(control)[1] != os.getuid()
-            segment = Segment(descriptors, server=False, sealed=sealed or foreign)
+            segment = Segment(memory, server=False, sealed=sealed or foreign)
         except (OSError, TimeoutError) as error:
             why = getattr(error, "strerror", None) or str(error) or "no answer"
             hint = f"start a decoder there with `deltarelay cloud --listen shm://{path}`"
@@ -294,10 +308,10 @@ class ShmListener:
         own = uid == os.getuid()
         if not own and uid not in self._allow:
             raise LinkError(f"user {uid} may not connect: add it to the decoder's allow_uids")
-        descriptors = create_descriptors(sealed=not own)
-        segment = Segment(descriptors, server=True, sealed=not own)
+        memory = create_memory(sealed=not own)
+        segment = Segment(memory, server=True, sealed=not own)
         try:
-            send_descriptors(control, descriptors, sealed=not own)
+            send_memory(control, memory, sealed=not own)
         except OSError:
             segment.close()
             raise

@@ -3,6 +3,7 @@
 import asyncio
 import mmap
 import os
+import socket
 import struct
 import sys
 import time
@@ -12,16 +13,16 @@ _TIME = struct.Struct("<d")
 
 
 async def bare_wake(gap: float) -> list[float]:
-    """Return seconds from a write to an eventfd to the callback in another process's event loop.
+    """Return seconds from a byte on a socket to the callback in another process's event loop.
 
     Args:
         gap: seconds between two wake-ups.
     """
-    wake, memory = os.eventfd(0, os.EFD_NONBLOCK), os.memfd_create("wake")
+    (wake, other), memory = _pair(), os.memfd_create("wake")
     os.ftruncate(memory, mmap.PAGESIZE)
-    program = [sys.executable, "-m", "simulations.bench.wake", str(wake), str(memory)]
-    pipe = asyncio.subprocess.PIPE
-    sleeper = await asyncio.create_subprocess_exec(*program, stdout=pipe, pass_fds=(wake, memory))
+    program = [sys.executable, "-m", "simulations.bench.wake", str(other.fileno()), str(memory)]
+    pipe, passed = asyncio.subprocess.PIPE, (other.fileno(), memory)
+    sleeper = await asyncio.create_subprocess_exec(*program, stdout=pipe, pass_fds=passed)
     assert sleeper.stdout is not None
     try:
         with mmap.mmap(memory, mmap.PAGESIZE) as shared:
@@ -29,26 +30,32 @@ async def bare_wake(gap: float) -> list[float]:
             for _ in range(NUM_WAKES):
                 await asyncio.sleep(gap)
                 _TIME.pack_into(shared, 0, time.monotonic())
-                os.eventfd_write(wake, 1)
+                wake.send(b"w")
             await asyncio.sleep(0.1)
-        os.eventfd_write(wake, NUM_WAKES)
+        wake.close()
         took = await asyncio.wait_for(sleeper.stdout.readline(), 10)
     finally:
         if sleeper.returncode is None:
             sleeper.kill()
         await sleeper.wait()
-        os.close(wake)
+        wake.close()
+        other.close()
         os.close(memory)
     return [float(seconds) for seconds in took.split()]
 
 
-async def _sleep(wake: int, memory: int) -> None:
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+async def _sleep(fd: int, memory: int) -> None:
+    wake = socket.socket(fileno=fd)
     shared = mmap.mmap(memory, mmap.PAGESIZE)
     took: list[float] = []
     done = asyncio.Event()
 
     def woken() -> None:
-        if os.eventfd_read(wake) >= NUM_WAKES:
+        if not wake.recv(1):
             done.set()
         else:
             took.append(time.monotonic() - _TIME.unpack_from(shared, 0)[0])

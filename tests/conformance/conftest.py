@@ -42,7 +42,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     return found
 
 
-@pytest.fixture(params=["loopback", "shm", "sealed", *BROKERS])
+@pytest.fixture(params=["loopback", "shm", "sealed", "emulated", *BROKERS])
 def wire(request: pytest.FixtureRequest, tmp_path: Path) -> Wire:
     name = request.param
     broker = request.getfixturevalue(name) if name in ("mosquitto", "embedded") else None

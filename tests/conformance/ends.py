@@ -14,8 +14,9 @@ from shared.transport import Listener, Transport
 from shared.transport.loopback import loopback_pair
 from shared.transport.mqtt import MqttListener, connect_mqtt
 from shared.transport.mqtt_address import Broker
-from shared.transport.segment import Descriptors, Segment, create_descriptors
+from shared.transport.segment import Segment, create_memory
 from shared.transport.shm import ShmListener, ShmTransport, connect_shm
+from simulations.link import Direction, EmulatedTransport
 
 HELLO = b"\x10hello"
 
@@ -119,14 +120,30 @@ async def listening(listener: Listener) -> AsyncGenerator[Waiting, None]:
 
 def sealed_pair() -> tuple[ShmTransport, ShmTransport]:
     """Make the two ends of a sealed memfd by hand, as for a peer of another user."""
-    server = create_descriptors(sealed=True)
-    fds = (server.memory, server.client_wake, server.server_wake)
-    client = Descriptors(*(os.dup(fd) for fd in fds))
+    server = create_memory(sealed=True)
+    client = os.dup(server)
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     a.setblocking(False)
     b.setblocking(False)
     device = ShmTransport("shm:device", a, Segment(client, server=False, sealed=True))
     return device, ShmTransport("shm:decoder", b, Segment(server, server=True, sealed=True))
+
+
+def emulated_pair() -> tuple[EmulatedTransport, EmulatedTransport]:
+    """Make the two ends of a connection whose emulated link does nothing to frames."""
+    rng = Random(1)
+    a, b = (
+        EmulatedTransport(end, up=Direction(rng), down=Direction(rng)) for end in loopback_pair()
+    )
+    return a, b
+
+
+MADE_BY_HAND: dict[str, Callable[[], tuple[Transport, Transport]]] = {
+    "loopback": loopback_pair,
+    "sealed": sealed_pair,
+    "emulated": emulated_pair,
+}
+"""Kinds that have no listener."""
 
 
 async def greet(device: Transport, waiting: Waiting) -> Transport:
@@ -147,8 +164,8 @@ class Wire:
     @asynccontextmanager
     async def pair(self, *, started: bool = True) -> AsyncGenerator[Pair, None]:
         """Open a connection; not `started`: the device's end only takes what is sent."""
-        if self.kind in ("loopback", "sealed"):
-            ends = loopback_pair() if self.kind == "loopback" else sealed_pair()
+        if self.kind in MADE_BY_HAND:
+            ends = MADE_BY_HAND[self.kind]()
             with closing(ends[0]), closing(ends[1]):
                 yield Pair(*ends, started=started)
             await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from shared.transport.mqtt_client import MqttClient
 from shared.transport.mqtt_transport import MqttTransport
 from simulations.broker import Broker as RealBroker
 from simulations.broker import open_broker
-from tests.conformance.ends import End, Waiting, greet, listening, run, until
+from tests.conformance.ends import HELLO, End, Waiting, greet, listening, run, until
 from tests.conformance.peer import spawned
 
 pytestmark = pytest.mark.mqtt
@@ -34,7 +34,7 @@ def fleet() -> str:
 
 def decoder(broker: Broker, fleet: str, name: str = "d1") -> MqttListener:
     listener = MqttListener(broker, fleet=fleet, decoder=name, boot="b", rng=Random(1))
-    listener._backoff = Backoff(Random(1), base=0.01, cap=0.05)
+    listener._backoff = Backoff(Random(1), base=0.01, out_of_reach=0.05, kicked=0.05)
     return listener
 
 
@@ -394,13 +394,19 @@ def test_states_of_strangers_are_no_decoders(
         )
         await stranger.connect()
         for n, state in enumerate(
-            (b"{", b"[]", b'{"role":7}', msgspec.json.encode(State("device")))
+            (
+                b"{",
+                b"[]",
+                b'{"role":7}',
+                b'{"x":' + b"[" * 99_999,
+                msgspec.json.encode(State("device")),
+            )
         ):
             stranger.publish_state(f"dr/v1/{fleet}/s{n}/state", state)
         await asyncio.sleep(0.1)
         with pytest.raises(LinkError, match="no decoder"):
             await connect_mqtt(broker, fleet=fleet, device="car")
-        for n in range(4):
+        for n in range(5):
             stranger.publish_state(f"dr/v1/{fleet}/s{n}/state", b"")
         await asyncio.sleep(0.05)
         stranger.close()
@@ -436,5 +442,33 @@ def test_a_frame_that_ends_the_connection_is_the_last_of_those_that_waited() -> 
         end.on_frame = take
         end.start()
         assert (end.frames, end.ends) == ([b"a"], [None])
+
+    run(test)
+
+
+def test_a_device_that_asks_for_more_than_it_takes_costs_nobody_else_the_broker(
+    broker: Broker, fleet: str
+) -> None:
+    async def test() -> None:
+        listener = decoder(broker, fleet)
+        async with listening(listener) as waiting:
+            async with device(broker, fleet, "greedy") as greedy, device(broker, fleet) as quiet:
+                await greet(greedy.transport, waiting)
+                ours = waiting.ends[0]
+                quiet.transport.send(HELLO)
+                other = await waiting.next(2)
+                client = listener._client
+                assert client is not None
+                window, client._window = client._window, 0  # the broker takes nothing for a while
+                for _ in range(200):
+                    ours.transport.send(bytes(65_536))
+                other.transport.send(b"unharmed")
+                client._window = window
+                client._send_pending()
+                assert isinstance(await ours.ended(), CapacityError)
+                assert "hung up" in str(await greedy.ended())
+                assert await quiet.has(1) == [b"unharmed"]
+                assert listener._client is client, "the broker was never lost"
+                assert client._waiting.total() == client._pending_bytes == 0
 
     run(test)

@@ -36,7 +36,7 @@ async def main():
     except DeltarelayError as error:
         print("refused:", error, flush=True)
         return
-    memory = transport._segment._descriptors.memory
+    memory = transport._segment.memory
     for size in (0, SIZE - 4096, SIZE + 4096):
         try:
             os.ftruncate(memory, size)

@@ -1,0 +1,1 @@
+"""Faults, played with real processes: what is promised about them, shown."""

@@ -1,0 +1,80 @@
+"""`deltarelay simulate`: what is promised about faults, shown with real processes."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from importlib import import_module
+
+from shared.commands import parser, print_json, start_logging
+from simulations.bench.show import show
+
+SIMULATIONS = {
+    "tunnel": "vehicles that lose their link for a while, and all that can break meanwhile",
+}
+"""Each is `simulate_<name>` in a module of that name, imported when it is asked for.
+
+It returns figures, and under `broken` what of its promises was not kept."""
+
+
+def simulate(arguments: Sequence[str]) -> int:
+    """Run one simulation; the exit status is 1 if a promise was broken."""
+    options = vars(_parser().parse_args(arguments))
+    what, as_json = options.pop("what"), options.pop("json")
+    start_logging(options.pop("log_level"))
+    run = getattr(import_module(f"simulations.simulate.{what}"), f"simulate_{what}")
+    result = asyncio.run(run(**options))
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+    return int(bool(result["broken"]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    ask = argparse.ArgumentParser(
+        prog="deltarelay simulate", description="Play faults with real processes."
+    )
+    kinds = ask.add_subparsers(dest="what", required=True, metavar="SIMULATION")
+    for name, about in SIMULATIONS.items():
+        usual = parser(f"simulate {name}", f"Play {about}.", reports=True)
+        kind = kinds.add_parser(
+            name, help=about, description=usual.description, parents=[usual], add_help=False
+        )
+        kind.add_argument(
+            "--model",
+            default="smollm2-135m-instruct",
+            help="a known model's name or a path (default: %(default)s)",
+        )
+        kind.add_argument(
+            "--set",
+            dest="changes",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="change one setting of the decoder (a.b=c); may be repeated",
+        )
+        kind.add_argument(
+            "--seed", type=int, default=1, help="of all that is chosen at random (default: 1)"
+        )
+        kind.add_argument(
+            "--vehicles", type=_vehicles, default=8, help="how many (default: %(default)s)"
+        )
+        kind.add_argument(
+            "--seconds",
+            type=_seconds,
+            default=180.0,
+            help="after which no more turns begin (default: %(default)g)",
+        )
+    return ask
+
+
+def _vehicles(text: str) -> int:
+    if not 1 <= (count := int(text)) <= 64:
+        raise argparse.ArgumentTypeError(f"{count} vehicles: 1..64 are processes of this machine")
+    return count
+
+
+def _seconds(text: str) -> float:
+    if not 15 <= (seconds := float(text)) <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} seconds: 15..3600, so that all faults fit")
+    return seconds

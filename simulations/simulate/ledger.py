@@ -1,0 +1,104 @@
+"""What drivers said and were shown, by turn, across the deaths of their vehicles. Pure.
+
+Vehicles report as they go (`simulations.traveller`); what they have on disk in the end must agree.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple
+
+from shared.errors import LinkError
+from shared.frames import Reason
+from shared.session.conversation_log import Turn
+
+ANSWERED = (Reason.STOP, Reason.LENGTH)
+
+
+class TurnKey(NamedTuple):
+    """One turn of one conversation of one vehicle."""
+
+    device: str
+    talk: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTalk:
+    """A conversation as its vehicle has it in the end."""
+
+    conversation: str
+    turns: tuple[Turn, ...]
+    texts: tuple[str, ...]
+    """What the user ids of each turn say."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Everything the vehicles report."""
+
+    ended: dict[TurnKey, float] = field(default_factory=dict[TurnKey, float])
+    """When each turn ended."""
+    done: dict[TurnKey, float] = field(default_factory=dict[TurnKey, float])
+    """When its reply had been shown to the end."""
+    shown: dict[TurnKey, list[int]] = field(default_factory=dict[TurnKey, list[int]])
+    """Reply ids that the driver was shown."""
+    contradictions: list[str] = field(default_factory=list[str])
+    """Where a driver was shown two different replies to one turn."""
+    talks: dict[tuple[str, str], LoggedTalk] = field(
+        default_factory=dict[tuple[str, str], LoggedTalk]
+    )
+
+    def take(self, device: str, event: Mapping[str, Any], now: float) -> None:
+        """Follow what a vehicle reports.
+
+        Raises:
+            LinkError: it reports what nobody knows.
+        """
+        key = TurnKey(device, event.get("talk", ""), event.get("turn", -1))
+        match event["event"]:
+            case "ready":
+                pass
+            case "ended":
+                self.ended.setdefault(key, now)
+            case "shown":
+                self.ended.setdefault(key, now)  # it died between ending the turn and saying so
+                self._show(key, event["index"], event["ids"])
+            case "done":
+                self.ended.setdefault(key, now)
+                self.done.setdefault(key, now)
+            case "log":
+                turns = [Turn(tuple(user), tuple(ids), why) for user, ids, why in event["turns"]]
+                talk = LoggedTalk(event["conversation"], tuple(turns), tuple(event["texts"]))
+                self.talks[device, event["talk"]] = talk
+            case other:
+                raise LinkError(f"{device} reports {other!r}")
+
+    def drained_after(self, at: float) -> float:
+        """Return how long after `at`, in seconds, all turns that waited then were answered."""
+        waited = [key for key, when in self.ended.items() if when < at]
+        return max((max(0.0, self.done.get(key, inf) - at) for key in waited), default=0.0)
+
+    def unanswered(self, script: Callable[[str, str, int], str]) -> list[TurnKey]:
+        """Return the turns without exactly one answer: said, logged once, and shown as logged.
+
+        Args:
+            script: what a driver says, by device, conversation and turn; no two texts are equal.
+        """
+        return [key for key in self.ended if not self._is_answered(key, script(*key))]
+
+    def _is_answered(self, key: TurnKey, text: str) -> bool:
+        talk = self.talks.get((key.device, key.talk))
+        if talk is None or key.turn >= len(talk.turns):
+            return False
+        turn, shown = talk.turns[key.turn], self.shown.get(key, [])
+        once = talk.texts.count(text) == 1 and talk.texts[key.turn] == text
+        return once and turn.reason in ANSWERED and list(turn.reply_ids) == shown
+
+    def _show(self, key: TurnKey, index: int, ids: Sequence[int]) -> None:
+        seen = self.shown.setdefault(key, [])
+        again = seen[index : index + len(ids)]
+        if index > len(seen) or again != list(ids[: len(again)]):
+            self.contradictions.append(f"{key}: {ids} at {index}, after {seen}")
+            return
+        seen += ids[len(again) :]
