@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from cloud.registry import Registry
+from shared.child import START_TIMEOUT
 from shared.transport.credentials import PASSWORD
 from simulations.broker import free_port
 from tests.brains import write_model
@@ -49,7 +50,7 @@ def decoder(broker: SecureBroker, folder: Path, http: int) -> Generator[Path, No
     with log.open("wb") as output:
         child = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + START_TIMEOUT
         while "serves" not in log.read_text():
             assert child.poll() is None, log.read_text()
             assert time.monotonic() < until
