@@ -1,4 +1,7 @@
-"""`deltarelay cloud` serves a model; `deltarelay models` manages what can be served."""
+"""`deltarelay cloud` serves a model; `deltarelay models` manages what can be served.
+
+`deltarelay cloud keys|devices|forget` are in `operate`.
+"""
 
 import argparse
 import asyncio
@@ -8,15 +11,18 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cloud.operate import ACTIONS, open_registry, operate
 from shared.child import die_with_parent
 from shared.commands import parser, print_json, progress, run, start_logging
 from shared.config import load_settings
 from shared.models import known_models, model_path, pull
 from shared.paths import default_socket
+from shared.transport.mqtt_address import without_secrets
 
 if TYPE_CHECKING:  # importing it loads torch, which `deltarelay models` can do without
     from cloud.api.listener import HttpListener
     from cloud.decoder import Brain
+    from cloud.registry import Registry
     from cloud.server import Decoder
     from cloud.settings import DecoderSettings
 
@@ -26,8 +32,12 @@ _STARTED_OVER = "DELTARELAY_STARTED_OVER"
 
 
 def cloud(arguments: Sequence[str]) -> int:
-    """Run a decoder until SIGTERM or Ctrl-C."""
-    ask = parser("cloud", "Serve a model to vehicles.", settings=True)
+    """Run a decoder until SIGTERM or Ctrl-C, or operate those that run."""
+    if arguments and arguments[0] in ACTIONS:
+        return operate(arguments)
+    also = ", ".join(ACTIONS)
+    about = f"Serve a model to vehicles. `deltarelay cloud ACTION --help` has more: {also}."
+    ask = parser("cloud", about, settings=True)
     ask.add_argument("--model", help="a known model's name or a path")
     ask.add_argument(
         "--listen",
@@ -56,7 +66,8 @@ def cloud(arguments: Sequence[str]) -> int:
         progress(f"{settings.model} is ready to serve")
         return 0
     addresses = settings.listen or [f"shm://{default_socket()}"]
-    return asyncio.run(_serve(settings, addresses))
+    with open_registry(settings) as registry:
+        return asyncio.run(_serve(settings, addresses, registry))
 
 
 def _load(settings: "DecoderSettings") -> "Brain":
@@ -90,11 +101,13 @@ def _start_over() -> None:
         os.execv(sys.executable, sys.orig_argv)
 
 
-async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
+async def _serve(
+    settings: "DecoderSettings", addresses: Sequence[str], registry: "Registry"
+) -> int:
     from cloud.server import Decoder
 
     loop = asyncio.get_running_loop()
-    decoder = Decoder(_load(settings), settings)
+    decoder = Decoder(_load(settings), settings, registry)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -104,7 +117,8 @@ async def _serve(settings: "DecoderSettings", addresses: Sequence[str]) -> int:
         if http is not None:
             http.start()
             addresses = [*addresses, http.name]
-        progress(f"decoder {decoder.name} serves {settings.model} at {', '.join(addresses)}")
+        where = ", ".join(map(without_secrets, addresses))
+        progress(f"decoder {decoder.name} serves {settings.model} at {where}")
         serving = asyncio.create_task(decoder.run(), name="serve")
         stop = asyncio.create_task(stopping.wait(), name="stop")
         done, waiting = await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)

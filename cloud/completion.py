@@ -20,6 +20,7 @@ from cloud.engine.sequence import Sequence as EngineSequence
 from cloud.metrics import ReplyTimes
 from cloud.stop import StopFilter
 from cloud.voice import Voice
+from shared.errors import AccessError
 from shared.frames import Reason, Sampling
 from shared.tokenizer import TextDecoder
 
@@ -86,7 +87,7 @@ class Completion:
         voice: Voice,
         ask: Ask,
         caller: Caller,
-        inbox: "asyncio.Queue[_Drawn]",
+        inbox: "asyncio.Queue[_Drawn | AccessError]",
         *,
         index: int,
         prompt: int,
@@ -219,7 +220,7 @@ class Request:
     def __init__(self, voice: Voice, asks: Sequence[Ask], caller: Caller | None = None) -> None:
         caller = caller or Caller()
         self._caller: Caller | None = caller
-        self._inbox: asyncio.Queue[_Drawn] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Drawn | AccessError] = asyncio.Queue()
         self._waiting: dict[int, list[Completion]] = {}
         """Further replies to the prompt of the reply with this index."""
         self.completions: list[Completion] = []
@@ -257,6 +258,10 @@ class Request:
             drawn = sum(completion.num_tokens for completion in self.completions)
             caller.settle(self.num_granted - drawn)
 
+    def cut_off(self, error: AccessError) -> None:
+        """The caller may not go on: whoever follows the pieces gets `error`."""
+        self._inbox.put_nowait(error)
+
     @property
     def num_granted(self) -> int:
         """Most tokens of all replies together."""
@@ -268,10 +273,17 @@ class Request:
         return sum(completion.num_adopted or 0 for completion in self._firsts)
 
     async def pieces(self) -> AsyncIterator[tuple[Completion, Piece]]:
-        """Yield what comes of all replies, until each has ended."""
+        """Yield what comes of all replies, until each has ended.
+
+        Raises:
+            AccessError: the caller was cut off.
+        """
         left = len(self.completions)
         while left:
-            completion, token, why = await self._inbox.get()
+            drawn = await self._inbox.get()
+            if isinstance(drawn, AccessError):
+                raise drawn
+            completion, token, why = drawn
             if completion.has_ended:
                 continue
             for other in self._waiting.pop(completion.index, ()):

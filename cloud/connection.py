@@ -69,9 +69,17 @@ class Connection:
         self.session.notice(frames.CONNECTION, topic, text)
         self.pump()
 
+    @property
+    def peer(self) -> str:
+        """Which device this is, where the transport can vouch for it."""
+        return self._transport.peer
+
     def supersede(self) -> None:
         """Another connection of this device took over."""
-        error = SupersededError(f"another agent connected as device {self._device}")
+        self.refuse(SupersededError(f"another agent connected as device {self._device}"))
+
+    def refuse(self, error: DeltarelayError) -> None:
+        """Say why it may not stay, and hang up."""
         self.session.refuse(error)
         self._channel.close(error)
 

@@ -36,6 +36,7 @@ class Conversation:
     Args:
         on_change: called after something was given to the stream, to put it on the wire.
         notice: tells the device something (topic, text).
+        turns: finished ones to go on from, of an earlier process; None: it begins anew.
 
     Raises:
         ContextLengthError: the system text leaves no room.
@@ -51,9 +52,11 @@ class Conversation:
         *,
         on_change: Callable[[], None],
         notice: Callable[[str, str], None],
+        turns: Iterable[ChatTurn | None] | None = None,
     ) -> None:
         self.stream = stream
         self._voice, self._allowance = voice, allowance
+        self.tenant = allowance.tenant
         self._on_change, self._notice = on_change, notice
         self._history = History(voice.template, voice.context)
         self._handle = SequenceHandle(
@@ -69,7 +72,33 @@ class Conversation:
         self._expires = float("inf")
         """When the reply under way must be complete."""
         self.touched = voice.clock()
-        self._begin()
+        self._begin(turns)
+
+    @property
+    def handle(self) -> SequenceHandle:
+        """Its hold on the engine."""
+        return self._handle
+
+    @property
+    def turns(self) -> list[ChatTurn | None]:
+        """The turns that are finished; None: refused or dropped, no part of the prompt."""
+        return list(self._history.turns)
+
+    @property
+    def is_between_turns(self) -> bool:
+        """There are no words of an open turn, and no reply is under way."""
+        stream = self.stream
+        return bool(stream.reason) or not (stream.ended or stream.log.ids)
+
+    @property
+    def prompt(self) -> list[int]:
+        """The ids that only REWIND, REOPEN and CANCEL take back."""
+        open_turn = () if self.stream.reason else self.stream.log.committed
+        return [*self._history.prompt(), *open_turn]
+
+    def prefill(self) -> None:
+        """Have what there is prefilled behind whatever is live."""
+        self._tell(self.prompt, lane=Lane.BULK)
 
     def on_event(self, event: Event) -> None:
         """Follow what the stream reports."""
@@ -100,12 +129,15 @@ class Conversation:
 
     # --- what the stream reports
 
-    def _begin(self) -> None:
+    def _begin(self, turns: Iterable[ChatTurn | None] | None = None) -> None:
         self._history.begin(self.stream.body.system)
-        self._allowance.charge(len(self._history.prompt()))
         schema = self.stream.body.schema
         self._matcher = self._voice.grammar.compile(schema) if schema else None
         self._handle.open(self.stream.body.adapter)
+        if turns is not None:  # they were charged when they came
+            self._history.turns += turns
+            return
+        self._allowance.charge(len(self._history.prompt()))
         self._tell(self._history.prompt())
 
     def _revised(self) -> None:

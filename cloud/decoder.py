@@ -52,11 +52,16 @@ class Brain:
     tokenizer: Tokenizer
     template: ChatTemplate
     engine: Engine
+    cache: KVCache
     context: int
-    num_blocks: int
     loader: AdapterLoader
     adapters: Mapping[str, LoadedAdapter]
     """What there is from the start, by name."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        return self.cache.num_blocks
 
 
 class _ModelRunner(BatchRunner, AdapterRunner, Protocol):
@@ -81,8 +86,8 @@ def load_brain(settings: DecoderSettings) -> Brain:
     device = _device(settings.device)
     digest = checkpoint.digest  # read the file now, not when the first vehicle says hello
     log.info("%s %s", checkpoint.name, digest[:12])
-    runner, num_blocks = _runner(checkpoint, settings, device, context)
-    pool = BlockPool(num_blocks, BLOCK)
+    runner, cache = _runner(checkpoint, settings, device, context)
+    pool = BlockPool(cache.num_blocks, BLOCK)
     times = StepTime()
     scheduler = Scheduler(pool, times, step_tokens=STEP_TOKENS, idle_step_tokens=IDLE_STEP_TOKENS)
     engine = Engine(runner, pool, scheduler, Sampler(settings.seed), time.monotonic, times)
@@ -90,7 +95,7 @@ def load_brain(settings: DecoderSettings) -> Brain:
     template = ChatTemplate(checkpoint.template, tokenizer, checkpoint.name)
     loader = AdapterLoader(checkpoint.config, runner, settings.max_lora_rank)
     adapters = loader.load_all(settings.adapters, settings.max_adapters)
-    return Brain(checkpoint, tokenizer, template, engine, context, num_blocks, loader, adapters)
+    return Brain(checkpoint, tokenizer, template, engine, cache, context, loader, adapters)
 
 
 def _warm_up(engine: Engine) -> None:
@@ -141,8 +146,8 @@ def _device(name: str) -> torch.device:
 
 def _runner(
     checkpoint: Checkpoint, settings: DecoderSettings, device: torch.device, context: int
-) -> tuple[_ModelRunner, int]:
-    """Return what runs batches, and the blocks of its cache."""
+) -> tuple[_ModelRunner, KVCache]:
+    """Return what runs batches, and its cache."""
     if device.type != "cpu":
         return _reference_runner(checkpoint, settings, device, context)
     from cloud.engine.cpu.model import pack_model
@@ -156,12 +161,12 @@ def _runner(
     num_blocks = _num_blocks(settings, checkpoint.config, dtype, context, model.weights.data.nbytes)
     cache = KVCache(checkpoint.config, num_blocks, dtype, device)
     team = Team(settings.threads or len(os.sched_getaffinity(0)))
-    return CpuRunner(model, cache, team, IDLE_STEP_TOKENS, settings.max_lora_rank), num_blocks
+    return CpuRunner(model, cache, team, IDLE_STEP_TOKENS, settings.max_lora_rank), cache
 
 
 def _reference_runner(
     checkpoint: Checkpoint, settings: DecoderSettings, device: torch.device, context: int
-) -> tuple[_ModelRunner, int]:
+) -> tuple[_ModelRunner, KVCache]:
     if settings.precision == "exact" or settings.kv == "int8" or settings.quantize:
         raise ConfigError(
             f"device = {settings.device!r} has neither precision = 'exact' nor kv = 'int8' nor "
@@ -171,7 +176,7 @@ def _reference_runner(
     model = build_model(checkpoint, weights, device, context)
     num_blocks = _num_blocks(settings, checkpoint.config, torch.bfloat16, context, 0)
     cache = KVCache(checkpoint.config, num_blocks, torch.bfloat16, device)
-    return ReferenceRunner(model, cache), num_blocks
+    return ReferenceRunner(model, cache), cache
 
 
 _KV = {"bf16": torch.bfloat16, "int8": torch.int8}

@@ -6,12 +6,12 @@ what it began with; between turns the sequence is let go of, and the first words
 begin another one, whose history is prefilled behind what is live.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from cloud.adapters import Adapters
 from cloud.engine.engine import Engine
 from cloud.engine.fairness import Account
-from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence
+from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence, namespace_of
 from cloud.worker import Worker
 from shared.tokenlog import common_prefix
 
@@ -37,7 +37,7 @@ class SequenceHandle:
         self._tenant, self._account = tenant, account
         self._name = ""
         self._adapter: LoadedAdapter | None = None
-        self._known = ""
+        self.known = ""
         """Digest of the adapter that the device knows of."""
         self._settled = False
         """The open turn has begun: it ends with this adapter."""
@@ -46,7 +46,15 @@ class SequenceHandle:
         """What the engine was told the sequence is, it may have drawn more behind it; None: there
         is no sequence."""
         self._sequence: Sequence | None = None
-        """Belongs to the engine's thread."""
+
+    def look(self) -> Sequence | None:
+        """Return the sequence there is now, if any. Only the engine's thread may."""
+        return self._sequence
+
+    @property
+    def namespace(self) -> Hashable:
+        """What the blocks of its sequence are shared within."""
+        return namespace_of(self._tenant, self._adapter)
 
     def open(self, name: str) -> None:
         """Begin the conversation anew, with the adapter of this name; empty: with none.
@@ -55,7 +63,7 @@ class SequenceHandle:
             ModelError: no adapter of this name is loaded.
         """
         adapter = self._adapters.get(name) if name else None
-        self._name, self._known = name, "" if adapter is None else adapter.digest
+        self._name, self.known = name, "" if adapter is None else adapter.digest
         self._settled, self._lane = False, Lane.LIVE
         self._begin(adapter)
         self._adapters.watch(self._changed)
@@ -76,13 +84,13 @@ class SequenceHandle:
         adapter = self._adapters.find(self._name)
         if adapter is None:
             return False
-        if adapter.digest != self._known:
+        if adapter.digest != self.known:
             self._notice(
                 "adapter",
                 f"adapter {self._name!r} was swapped: {adapter.digest} replies from this turn on, "
-                f"{self._known} did before",
+                f"{self.known} did before",
             )
-            self._known = adapter.digest
+            self.known = adapter.digest
         if adapter is not self._adapter:
             self._begin(adapter)
             self._lane = Lane.BULK

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from cloud.ahead import AheadCounts
 from cloud.engine.engine import Engine
+from cloud.snapshot.counts import SnapshotCounts
 
 _LABEL = "model_name"
 _FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -52,6 +53,7 @@ class DecoderState:
     ahead: AheadCounts
     devices: int
     conversations: int
+    snapshots: SnapshotCounts
 
 
 _STATE: tuple[tuple[str, str, Callable[[DecoderState], float]], ...] = (
@@ -60,6 +62,11 @@ _STATE: tuple[tuple[str, str, Callable[[DecoderState], float]], ...] = (
     ("vllm:kv_cache_usage_perc", "Share of blocks in use, 0 to 1.", lambda s: s.engine.usage),
     ("deltarelay_devices", "Devices connected over the relay.", lambda s: s.devices),
     ("deltarelay_conversations", "Conversations held.", lambda s: s.conversations),
+    (
+        "deltarelay_restore_seconds",
+        "That restoring took at the start.",
+        lambda s: s.snapshots.restore_seconds,
+    ),
 )
 _COUNTS: tuple[tuple[str, str, Callable[[DecoderState], float]], ...] = (
     ("vllm:num_preemptions", "Sequences that lost their blocks.", lambda s: s.engine.evictions),
@@ -70,6 +77,36 @@ _COUNTS: tuple[tuple[str, str, Callable[[DecoderState], float]], ...] = (
     ("deltarelay_drafts", "Replies drawn ahead of their turn's end.", lambda s: s.ahead.tried),
     ("deltarelay_drafts_adopted", "Of them, replies that counted.", lambda s: s.ahead.adopted),
     ("deltarelay_drafts_dropped", "Of them, for nothing.", lambda s: s.ahead.dropped),
+    (
+        "deltarelay_snapshot_bytes_written",
+        "Bytes of logs, keys and values.",
+        lambda s: s.snapshots.bytes_written,
+    ),
+    (
+        "deltarelay_snapshot_bytes_restored",
+        "Bytes of keys and values put back.",
+        lambda s: s.snapshots.bytes_restored,
+    ),
+    (
+        "deltarelay_snapshot_tokens_restored",
+        "Tokens they are of.",
+        lambda s: s.snapshots.tokens_restored,
+    ),
+    (
+        "deltarelay_snapshot_files_rejected",
+        "Damaged, or of another model or version.",
+        lambda s: s.snapshots.files_rejected,
+    ),
+    (
+        "deltarelay_snapshot_evictions",
+        "Conversations that went for age or room.",
+        lambda s: s.snapshots.evicted,
+    ),
+    (
+        "deltarelay_snapshot_failures",
+        "Snapshots that could not be written.",
+        lambda s: s.snapshots.failures,
+    ),
 )
 
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cloud.admission import Admission
@@ -17,11 +17,18 @@ from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.decoder import Brain, default_name, make_voice
 from cloud.engine.engine import Engine
+from cloud.gate import Gate
 from cloud.metrics import DecoderState, EngineState
+from cloud.registry import Registry
 from cloud.sampling import check_sampling, check_stops
 from cloud.settings import DecoderSettings
+from cloud.snapshot.counts import SnapshotCounts
+from cloud.snapshot.format import SavedConversation
+from cloud.snapshot.keeper import EPOCH_JUMP, Snapshots
+from cloud.template import ChatTurn
 from cloud.worker import Worker
 from shared.errors import (
+    AccessError,
     CapacityError,
     ConfigError,
     ModelError,
@@ -33,9 +40,10 @@ from shared.session import (
     CloudStream,
 )
 from shared.session.cloud import CREDIT, MAX_STREAMS, greeting
+from shared.session.saved_stream import resume_stream
 from shared.transport import Listener, Transport
 from shared.transport.mqtt import MqttListener
-from shared.transport.mqtt_client import parse_broker
+from shared.transport.mqtt_address import parse_broker, without_secrets
 from shared.transport.shm import ShmListener
 
 log = logging.getLogger(__name__)
@@ -49,6 +57,8 @@ _HANG_UP = 1.0
 """Seconds that devices get to hang up once no reply is under way."""
 _SWEEP = 30.0
 """Seconds between two looks for conversations nobody came back to."""
+_FORGET_WITHIN = 5.0
+"""Seconds that the engine may take until it drops cached blocks."""
 
 
 @dataclass(slots=True)
@@ -60,9 +70,15 @@ class _Entry:
 
 
 class Decoder:
-    """The decoder service on one event loop."""
+    """The decoder service on one event loop.
 
-    def __init__(self, brain: Brain, settings: DecoderSettings) -> None:
+    Args:
+        registry: keys and devices besides those of the settings; the caller closes it.
+    """
+
+    def __init__(
+        self, brain: Brain, settings: DecoderSettings, registry: Registry | None = None
+    ) -> None:
         self.brain = brain
         self.boot = secrets.token_hex(8)
         self.name = settings.name or default_name()
@@ -73,8 +89,13 @@ class Decoder:
         self._settings = settings
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.worker = Worker(brain.engine, on_failed=self._fail)
+        self.snapshots: Snapshots | None = None
+        if settings.snapshots:
+            self.snapshots = Snapshots(self, brain, self.worker, settings)
         self.voice = make_voice(brain, self.worker, settings)
         self.admission = Admission(settings.admission)
+        registered = settings.admission.require_devices
+        self.gate = Gate(self, self.admission, registry, registered=registered)
         self._control = frozenset(brain.tokenizer.header.control)
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._epochs: dict[str, int] = {}
@@ -89,7 +110,12 @@ class Decoder:
 
         Raises:
             LinkError: an address cannot be used.
+            ConfigError, CapacityError: the registry cannot be read.
         """
+        self.gate.open()  # first: who may come in, and to which tenant a device belongs
+        if self.snapshots is not None:
+            self.snapshots.restore(self._resume, MAX_CONVERSATIONS)
+            self.snapshots.start()
         self.worker.start()
         for address in addresses:
             listener = self._listener(address)
@@ -126,10 +152,13 @@ class Decoder:
         """Hang up on everybody and stop the engine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self.gate.close()
         for listener in self._listeners:
             await listener.close()
         for connection in list(self._connections.values()):
             connection.close()
+        if self.snapshots is not None:
+            await self.snapshots.close()
         await self.worker.close()
 
     def connect(self, transport: Transport) -> None:
@@ -149,7 +178,19 @@ class Decoder:
             self.voice.ahead_counts,
             len(self._connections),
             len(self._entries),
+            self.snapshots.counts if self.snapshots is not None else SnapshotCounts(),
         )
+
+    # --- what snapshots ask
+
+    @property
+    def conversations(self) -> list[tuple[str, str]]:
+        """Device and id of every conversation."""
+        return list(self._entries)
+
+    def epoch_of(self, device: str) -> int:
+        """Return the epoch a device was granted last; 0: none."""
+        return self._epochs.get(device, 0)
 
     # --- what connections ask
 
@@ -159,9 +200,11 @@ class Decoder:
         Raises:
             TokenizerMismatchError, ModelError: it cannot be served here.
             CapacityError: this decoder is about to leave.
+            RemoteProtocolError, AccessError: it may not come in.
         """
         if self.draining:
             raise CapacityError(f"decoder {self.name} is about to leave: connect to another one")
+        self.gate.check(hello.device, connection.peer)
         self._admit(hello)
         previous = self._connections.get(hello.device)
         if previous is not None and previous is not connection:
@@ -206,33 +249,53 @@ class Decoder:
         Raises:
             ContextLengthError, ModelError, InputError: it cannot be served as asked.
         """
-        body = stream.body
-        check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
-        check_stops(body.stop)
-        self._make_room(device)
-        key = (device, body.conversation)
-
-        def put_on_wire() -> None:
-            entry = self._entries.get(key)
-            if entry is not None and entry.connection is not None:
-                entry.connection.pump()
-
-        def notice(topic: str, text: str) -> None:
-            entry = self._entries.get(key)
-            if entry is not None and entry.connection is not None:
-                entry.connection.session.notice(stream.number, topic, text)
-
-        allowance = Allowance(self.admission, device, self.voice.clock)
-        conversation = Conversation(
-            stream, self.voice, allowance, on_change=put_on_wire, notice=notice
-        )
-        self._entries[key] = _Entry(conversation, connection)
+        self._hold(device, stream, connection)
 
     def forget(self, device: str, name: str) -> None:
         """Drop a conversation and what the engine holds of it."""
         entry = self._entries.pop((device, name), None)
         if entry is not None:
             entry.conversation.close()
+            if self.snapshots is not None:
+                self.snapshots.forget(device, name)
+
+    @property
+    def devices(self) -> Iterable[str]:
+        """The devices that are connected."""
+        return self._connections
+
+    def expel(self, device: str, error: AccessError) -> None:
+        """Hang up on a device that may not stay, and drop its conversations."""
+        connection = self._connections.get(device)
+        if connection is not None:
+            connection.refuse(error)
+        for name in self._conversations_of(device):
+            self.forget(device, name)
+
+    async def forget_device(self, device: str) -> int:
+        """Drop all that is held of a device; return how many conversations that were.
+
+        A device that is connected has to connect again, and what it says then is held as ever:
+        revoke it first to be rid of it. Its cached blocks cannot be told from others of its tenant
+        that nobody uses at the moment, so all of those go: who comes next runs its prefix again.
+
+        Raises:
+            CapacityError: the engine does not answer; the conversations are gone already.
+        """
+        connection = self._connections.get(device)
+        if connection is not None:
+            connection.close()
+        tenants = {self.admission.tenant_of_device(device)}
+        names = self._conversations_of(device)
+        for name in names:
+            tenants.add(self._entries[device, name].conversation.tenant)
+            self.forget(device, name)
+        self._epochs.pop(device, None)
+        if self.snapshots is not None:
+            self.snapshots.forget_device(device)
+        self.admission.forget(device)
+        await self.worker.ask(lambda engine: engine.drop_idle(tenants), _FORGET_WITHIN)
+        return len(names)
 
     def leave(self, connection: Connection, device: str) -> None:
         """A connection is gone."""
@@ -270,6 +333,51 @@ class Decoder:
 
     # --- inside
 
+    def _hold(
+        self,
+        device: str,
+        stream: CloudStream,
+        connection: Connection | None,
+        turns: Sequence[ChatTurn | None] | None = None,
+    ) -> Conversation:
+        """Begin a conversation, or go on with one that had these turns."""
+        body = stream.body
+        check_sampling(body.sampling, self.brain.tokenizer.header.vocabulary)
+        check_stops(body.stop)
+        self._make_room(device)
+        key = (device, body.conversation)
+
+        def put_on_wire() -> None:
+            entry = self._entries.get(key)
+            if entry is not None and entry.connection is not None:
+                entry.connection.pump()
+
+        def notice(topic: str, text: str) -> None:
+            entry = self._entries.get(key)
+            if entry is not None and entry.connection is not None:
+                entry.connection.session.notice(stream.number, topic, text)
+
+        allowance = Allowance(self.admission, device, self.voice.clock)
+        conversation = Conversation(
+            stream, self.voice, allowance, on_change=put_on_wire, notice=notice, turns=turns
+        )
+        self._entries[key] = _Entry(conversation, connection)
+        return conversation
+
+    def _resume(self, saved: SavedConversation) -> Conversation:
+        """Go on with a conversation of an earlier process, without its device."""
+        turns = [None if turn is None else ChatTurn(*turn) for turn in saved.turns]
+        for turn in saved.turns:
+            if turn is not None:
+                self.check_ids(turn[0])
+                self.check_ids(turn[1], reply=True)
+        stream = resume_stream(saved.stream, self.check_ids)
+        conversation = self._hold(saved.device, stream, None, turns)
+        conversation.handle.known = saved.adapter
+        epoch = saved.epoch + EPOCH_JUMP
+        self._epochs[saved.device] = max(self.epoch_of(saved.device), epoch)
+        return conversation
+
     def _admit(self, hello: HelloBody) -> None:
         tokenizer = self.brain.tokenizer
         if hello.tokenizer and hello.tokenizer != tokenizer.digest:
@@ -294,10 +402,11 @@ class Decoder:
         if scheme == "shm" and rest.startswith("/"):
             return ShmListener(rest, allow_uids=self._settings.allow_uids)
         if scheme in ("mqtt", "mqtts"):
-            broker = parse_broker(address)
+            broker = parse_broker(address, self._settings.credentials)
             fleet = self._settings.fleet
             return MqttListener(broker, fleet=fleet, decoder=self.name, boot=self.boot)
-        raise ConfigError(f"{address}: expected shm:///absolute/path or mqtt://host:port")
+        shown = without_secrets(address)
+        raise ConfigError(f"{shown}: expected shm:///absolute/path or mqtt://host:port")
 
     def _sweep(self) -> None:
         limit = self.voice.clock() - self._settings.keep_seconds
@@ -306,6 +415,9 @@ class Decoder:
                 self.forget(device, name)
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
+
+    def _conversations_of(self, device: str) -> list[str]:
+        return [name for holder, name in self._entries if holder == device]
 
     def _make_room(self, device: str) -> None:
         """Drop the coldest conversation: the device's own, if it has as many as any may have."""

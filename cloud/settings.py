@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from shared.transport.credentials import Credentials
+
 Precision = Literal["fast", "bf16", "fp32", "exact"]
 """Of weights. fast: as they are stored · bf16, fp32: rounded or widened · exact: fp32, and keys and
 values too."""
@@ -38,7 +40,8 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: list[str] = []
     """Names of its devices; `*` and `?` stand for any characters: ["taxi-*"]."""
     keys: list[str] = []
-    """API keys with which its programs come over HTTP."""
+    """API keys with which its programs come over HTTP, each as "sha256:" and the 64 hexadecimal
+    digits of its SHA-256; better made by `deltarelay cloud keys add`."""
     weight: Positive = 1.0
     """What one of its devices weighs against one of another tenant when there is not enough for
     both."""
@@ -59,7 +62,10 @@ class AdmissionSettings(msgspec.Struct, frozen=True):
     max_devices: Annotated[int, msgspec.Meta(ge=1)] = 16_384
     """Devices remembered; the one unheard of for longest is forgotten first."""
     tenants: dict[str, TenantSettings] = {}
-    """By name. A device belongs to the first that has it, else to the tenant `default`."""
+    """By name. A device belongs to the one it is registered for, else to the first that has it,
+    else to the tenant `default`."""
+    require_devices: bool = False
+    """Only devices may connect that `deltarelay cloud devices add` has registered."""
 
 
 class DecoderSettings(msgspec.Struct, frozen=True):
@@ -107,4 +113,18 @@ class DecoderSettings(msgspec.Struct, frozen=True):
     """How long the conversation of a device that went away is kept."""
     drain_seconds: NotNegative = 10.0
     """How long SIGTERM lets replies under way end, and devices go to another decoder."""
+    snapshots: str = ""
+    """Folder where conversations are kept for a decoder that starts again; empty: nowhere."""
+    snapshot_mb: Annotated[int, msgspec.Meta(ge=1)] = 4096
+    """All files there together; the conversation that was written longest ago goes first."""
+    snapshot_hours: Positive = 24.0
+    """After which a conversation in which nothing happens is deleted there."""
+    snapshot_every: Positive = 2.0
+    """Seconds between two looks for conversations that have changed."""
+    snapshot_mb_per_second: Positive = 100.0
+    """Keys and values that are written, so that neither disk nor cores miss the time."""
     admission: AdmissionSettings = AdmissionSettings()
+    credentials: Credentials = Credentials()
+    """How to get into the MQTT brokers of `listen`."""
+    state: str = ""
+    """Folder of the registry of keys and devices; default: $XDG_STATE_HOME/deltarelay/cloud."""

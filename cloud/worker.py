@@ -43,6 +43,7 @@ class Worker:
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
         self._commands: deque[Command] = deque()
+        self._chores: deque[Command] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -60,6 +61,11 @@ class Worker:
     def submit(self, command: Command) -> None:
         """Run `command` on the engine before its next step."""
         self._commands.append(command)
+        self._wake.set()
+
+    def submit_chore(self, chore: Command) -> None:
+        """Run `chore` when its turn comes, one between two steps: it may take a millisecond."""
+        self._chores.append(chore)
         self._wake.set()
 
     async def ask(self, question: Callable[[Engine], Answer], patience: float) -> Answer:
@@ -88,11 +94,17 @@ class Worker:
                 f"the engine {state}: no answer within {patience:g} s, {last}; see the log"
             ) from None
 
+    @property
+    def is_alive(self) -> bool:
+        """The engine's thread runs."""
+        return self._thread.is_alive()
+
     async def close(self) -> None:
         """Stop after the step under way."""
         self._stopping = True
         self._wake.set()
-        await asyncio.to_thread(self._thread.join)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         try:
@@ -100,11 +112,13 @@ class Worker:
                 self._wake.clear()
                 while self._commands:
                     self._commands.popleft()(self._engine)
+                if self._chores:
+                    self._chores.popleft()(self._engine)
                 result = self._engine.step()
                 self._read_load(now=result is None)
                 if result is not None:
                     self._report(result)
-                elif not self._commands and not self._stopping:
+                elif not self._commands and not self._chores and not self._stopping:
                     self._wake.wait()
         except BaseException as error:  # a bug or no memory: say so, do not hang in silence
             log.exception("the engine stopped")

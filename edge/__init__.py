@@ -2,5 +2,6 @@
 
 from edge.agent import Agent, connect
 from edge.talk import Talk
+from shared.transport.credentials import Credentials
 
-__all__ = ["Agent", "Talk", "connect"]
+__all__ = ["Agent", "Credentials", "Talk", "connect"]

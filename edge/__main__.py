@@ -19,6 +19,7 @@ from shared.commands import parser, print_json, progress, run, start_logging
 from shared.config import load_settings
 from shared.errors import TurnError
 from shared.paths import default_socket
+from shared.transport.credentials import Credentials
 
 
 class EdgeSettings(msgspec.Struct, frozen=True):
@@ -36,6 +37,8 @@ class EdgeSettings(msgspec.Struct, frozen=True):
     """Folder of this device in which its conversation outlives the process; empty: nothing does."""
     conversation: str = "drive"
     """Name of the conversation that the spool goes on with."""
+    credentials: Credentials = Credentials()
+    """How to get into an MQTT broker."""
     system: str = "You are the assistant of a car. Answer the driver in one short sentence."
     max_tokens: int = 64
     deadline: float = 30.0
@@ -125,6 +128,7 @@ async def _run(settings: EdgeSettings, source: Source, *, whole: bool, as_json: 
             fleet=settings.fleet,
             decoder=settings.decoder or None,
             spool=Path(settings.spool) if settings.spool else None,
+            credentials=settings.credentials,
         ) as agent:
             decoder = f"decoder {agent.welcome.decoder} ({agent.welcome.model})"
             progress(f"connected to {decoder}" if agent.is_connected else f"waiting for {decoder}")

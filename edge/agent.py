@@ -38,6 +38,8 @@ from shared.session import (
     Replied,
 )
 from shared.tokenizer import Tokenizer
+from shared.transport.credentials import Credentials
+from shared.transport.mqtt import check_name
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class Agent:
         return self._conversations.idle
 
     @asynccontextmanager
-    async def conversation(  # noqa: PLR0913 - keywords
+    async def conversation(
         self,
         name: str = "",
         *,
@@ -217,6 +219,7 @@ async def connect(
     decoder: str | None = None,
     tokenizer: bytes | None = None,
     spool: Path | None = None,
+    credentials: Credentials | None = None,
     rng: Random | None = None,
 ) -> AsyncGenerator[Agent, None]:
     """Connect to a decoder.
@@ -233,18 +236,22 @@ async def connect(
         spool: a folder of this device in which conversations outlive the process; then a reply is
             shown once what came before it is on disk, and an agent that was connected before starts
             without a decoder, too.
+        credentials: how to get into the broker: TLS files, user name and password file. They are
+            read again with every connection.
         rng: chooses the jitter of reconnecting.
 
     Raises:
         LinkError: nobody answers at `url`, or another process uses the spool.
+        AccessError: the decoder does not let this device in.
+        ConfigError: the device's name, the address or the credentials cannot be used.
         TokenizerMismatchError, ModelError: the decoder serves something else.
     """
     if spool is not None and not device:
         raise ConfigError("a spool is of one device: name the device, the same at every start")
-    device = device or default_device()
+    device = check_name("device", device or default_device())
     door = url
     if isinstance(door, str):
-        door = door_to(door, fleet=fleet, device=device, decoder=decoder)
+        door = door_to(door, fleet=fleet, device=device, decoder=decoder, credentials=credentials)
     kept = Spool(spool) if spool is not None else None
     welcome = kept.welcome if kept is not None else None
     epoch = welcome.epoch if welcome is not None else 0

@@ -16,6 +16,7 @@ from edge.talk import Talk
 from shared.child import open_decoder
 from shared.commands import parser, progress, start_logging
 from shared.errors import TurnError
+from shared.transport.mqtt_address import without_secrets
 
 _CLEAR = "\r\x1b[K"
 
@@ -42,7 +43,14 @@ async def _chat(settings: EdgeSettings, options: argparse.Namespace) -> int:
             progress(f"starting a decoder with {options.serve} (a few seconds)")
             url = (await stack.enter_async_context(open_decoder(options.serve))).address
         agent = await stack.enter_async_context(
-            connect(url, model=settings.model, device=settings.device, fleet=settings.fleet)
+            connect(
+                url,
+                model=settings.model,
+                device=settings.device,
+                fleet=settings.fleet,
+                decoder=settings.decoder or None,
+                credentials=settings.credentials,
+            )
         )
         talk = await stack.enter_async_context(
             agent.conversation(
@@ -52,7 +60,8 @@ async def _chat(settings: EdgeSettings, options: argparse.Namespace) -> int:
                 adapter=settings.adapter,
             )
         )
-        print(f"{agent.welcome.model} at {url}. Enter sends, Ctrl-U clears, Ctrl-D leaves.")
+        where = without_secrets(url)
+        print(f"{agent.welcome.model} at {where}. Enter sends, Ctrl-U clears, Ctrl-D leaves.")
         screen = Screen(talk)
         observer = Observer(screen.show, screen.piece, screen.reply, screen.error)
         with KeyboardSource() as keyboard:

@@ -1,11 +1,13 @@
 """Where an agent gets its connections: by address, to one decoder or to one of several."""
 
+from functools import partial
 from typing import Protocol
 
 from shared.errors import ConfigError
 from shared.transport import Transport
+from shared.transport.credentials import Credentials
 from shared.transport.mqtt import MqttDoor
-from shared.transport.mqtt_client import parse_broker
+from shared.transport.mqtt_address import parse_broker, without_secrets
 from shared.transport.shm import connect_shm
 
 
@@ -39,15 +41,24 @@ class ShmDoor:
         """There is nobody else."""
 
 
-def door_to(url: str, *, fleet: str, device: str, decoder: str | None = None) -> Door:
+def door_to(
+    url: str,
+    *,
+    fleet: str,
+    device: str,
+    decoder: str | None = None,
+    credentials: Credentials | None = None,
+) -> Door:
     """Return the door to `shm:///path` or `mqtt[s]://[user:password@]host[:port]`.
 
     Raises:
-        ConfigError: the address is of another form, or a name does not fit a topic.
+        ConfigError: the address is of another form, a name does not fit a topic, or the credentials
+            cannot be used.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "shm" and rest.startswith("/"):
         return ShmDoor(rest)
     if scheme in ("mqtt", "mqtts"):
-        return MqttDoor(parse_broker(url), fleet=fleet, device=device, decoder=decoder)
-    raise ConfigError(f"{url}: expected shm:///absolute/path or mqtt://host:port")
+        broker = partial(parse_broker, url, credentials)
+        return MqttDoor(broker, fleet=fleet, device=device, decoder=decoder)
+    raise ConfigError(f"{without_secrets(url)}: expected shm:///absolute/path or mqtt://host:port")

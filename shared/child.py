@@ -47,6 +47,7 @@ async def open_decoder(
         socket = Path(folder) / "decoder.sock"
         log = Path(folder) / "decoder.log"
         program = [sys.executable, "-m", "cloud", "--model", model, "--with-parent"]
+        program += ["--set", f"state={folder}/state"]
         for address in (*listen, f"shm://{socket}"):
             program += ["--listen", address]
         for change in changes:

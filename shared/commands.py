@@ -56,10 +56,23 @@ def run(name: str, command: Command, arguments: Sequence[str]) -> int:
 
 
 def parser(
-    name: str, about: str, *, settings: bool = False, reports: bool = False
+    name: str,
+    about: str,
+    *,
+    settings: bool = False,
+    reports: bool = False,
+    is_parent: bool = False,
 ) -> argparse.ArgumentParser:
-    """Return an argument parser with the options that every command has."""
-    result = argparse.ArgumentParser(prog=f"deltarelay {name}", description=about)
+    """Return an argument parser with the options that every command has.
+
+    Args:
+        settings: the command has settings.
+        reports: it can report in JSON.
+        is_parent: it only gives its options to the parsers of actions.
+    """
+    result = argparse.ArgumentParser(
+        prog=f"deltarelay {name}", description=about, add_help=not is_parent
+    )
     if settings:
         result.add_argument("--config", type=Path, metavar="FILE", help="settings, as TOML")
         result.add_argument(

@@ -43,12 +43,12 @@ def load_settings(
 def _lay_over(table: dict[str, Any], change: str) -> None:
     name, equals, text = change.partition("=")
     if not equals or not name:
-        raise ConfigError(f"--set {change}: expected key=value or section.key=value")
+        raise ConfigError(f"--set {name}: expected key=value or section.key=value")
     *sections, key = name.strip().split(".")
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {change}: {section!r} is a value, not a section")
+            raise ConfigError(f"--set {name}: {section!r} is a value, not a section")
         table = inner
     try:
         table[key] = tomllib.loads(f"value = {text}")["value"]

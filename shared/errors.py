@@ -85,3 +85,9 @@ class CapacityError(DeltarelayError):
     """A bounded resource (memory, blocks, /dev/shm, sessions) is exhausted."""
 
     code, exit_status = 40, 75
+
+
+class AccessError(DeltarelayError):
+    """Somebody may not do this here: not registered, revoked, or not who they say they are."""
+
+    code, exit_status = 50, 77

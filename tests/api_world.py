@@ -8,6 +8,7 @@ import openai
 
 from cloud.api.app import make_app
 from cloud.api.listener import HttpListener
+from cloud.registry import Registry
 from cloud.server import Decoder
 from tests.brains import small_brain, small_settings
 from tests.test_cloud_server import World, model_folder
@@ -39,12 +40,18 @@ class ApiWorld(World):
         await self.openai.close()
 
 
-def in_api_world(test: Callable[[ApiWorld], Awaitable[None]], **changes: object) -> None:
+def in_api_world(
+    test: Callable[[ApiWorld], Awaitable[None]],
+    *,
+    registry: Registry | None = None,
+    **changes: object,
+) -> None:
     """Run `test` against a fresh decoder; afterwards nothing may be left of it."""
 
     async def main() -> None:
         settings = small_settings(model_folder(), precision="exact", **changes)
-        decoder = Decoder(small_brain(model_folder(), precision="exact", **changes), settings)
+        brain = small_brain(model_folder(), precision="exact", **changes)
+        decoder = Decoder(brain, settings, registry)
         await decoder.start([])
         listener = HttpListener(make_app(decoder), "127.0.0.1:0")
         listener.start()

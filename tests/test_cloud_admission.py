@@ -6,11 +6,20 @@ import msgspec
 import pytest
 
 from cloud.admission import DEFAULT_TENANT, RETRY, Admission
+from cloud.roster import digest_of
 from cloud.settings import AdmissionSettings, DecoderSettings
 from shared.config import load_settings
 from shared.errors import ConfigError, InputError
 
 T = 1000.0
+
+
+def written(key: str) -> str:
+    """Return how settings have a key."""
+    return f"sha256:{digest_of(key).hex()}"
+
+
+SAME = written("the same")
 
 
 def admission(**settings: Any) -> Admission:
@@ -88,16 +97,18 @@ def test_replies_under_way_are_bounded_per_device() -> None:
 def test_a_device_belongs_to_the_first_tenant_that_has_it() -> None:
     rules = admission(
         tenants={
-            "taxi": {"devices": ["taxi-*", "van?"], "weight": 2, "keys": ["secret-1"]},
-            "all": {"devices": ["*-7"], "keys": ["secret-2", "secret-3"]},
+            "taxi": {"devices": ["taxi-*", "van?"], "weight": 2, "keys": [written("secret-1")]},
+            "all": {"devices": ["*-7"], "keys": [written("secret-2"), written("secret-3")]},
         }
     )
     names = {n: rules.tenant_of_device(n) for n in ("taxi-7", "van3", "bus-7", "van33", "Taxi-1")}
     assert list(names.values()) == ["taxi", "taxi", "all", DEFAULT_TENANT, DEFAULT_TENANT]
     assert rules.wants_keys
-    assert rules.tenant_of_key("secret-3") == "all"
-    assert rules.tenant_of_key("secret-4") is None
-    assert rules.tenant_of_key("") is None
+    found = rules.key("secret-3")
+    assert found is not None
+    assert (found.tenant, found.revoked) == ("all", None)
+    for wrong in ("secret-4", "", written("secret-3")):
+        assert rules.key(wrong) is None
     assert rules.account("taxi-1", "taxi").weight == 2
     assert rules.account("taxi-1", "taxi") is rules.account("taxi-1", "taxi")
     assert rules.account("taxi-2", "taxi") is not rules.account("taxi-1", "taxi")
@@ -145,8 +156,9 @@ def test_a_negative_cost_is_refused(tokens: int) -> None:
         ("admission.tenants.taxi.limit.rate=1", r"admission\.tenants\.taxi\.limit: rate = 1"),
         ("admission.tenants.taxi.weight=0", "weight"),
         ("admission.tenants.taxi.weihgt=1", "weihgt"),
-        ("admission.tenants.taxi.keys=['']", r"admission\.tenants\.taxi\.keys: a key is empty"),
-        ("admission.tenants.taxi.keys=['a', 'a']", r"taxi\.keys: a key is tenant taxi's too"),
+        ("admission.tenants.taxi.keys=['']", r"tenants\.taxi\.keys: an entry is not sha256:<64"),
+        ("admission.tenants.taxi.keys=['sha256:00']", r"taxi\.keys: an entry is not sha256:<64"),
+        (f"admission.tenants.taxi.keys={[SAME, SAME]}", r"taxi\.keys: a key is tenant taxi's too"),
         ("admission.max_active=0", "max_active"),
     ],
 )

@@ -15,6 +15,7 @@ from cloud.settings import (
     TenantSettings,
 )
 from tests.api_world import ApiWorld, in_api_world
+from tests.test_cloud_admission import written
 from tests.test_cloud_api import LONG, chat
 from tests.test_cloud_server import answer
 
@@ -73,8 +74,8 @@ def test_a_client_that_hangs_up_counts_no_more_as_under_way() -> None:
 
 KEYS = AdmissionSettings(
     tenants={
-        "taxi": TenantSettings(keys=["taxi-key"]),
-        "bus": TenantSettings(keys=["bus-key"], limit=LimitSettings(rate=1, burst=100)),
+        "taxi": TenantSettings(keys=[written("taxi-key")]),
+        "bus": TenantSettings(keys=[written("bus-key")], limit=LimitSettings(rate=1, burst=100)),
     }
 )
 

@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 
 import pytest
 
+from cloud.registry import Registry
 from cloud.server import Decoder
 from cloud.voice import MIN_REPLY
 from edge.agent import Agent
@@ -45,9 +46,11 @@ class World:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.transports: list[LoopbackTransport] = []
+        self.peer = ""
+        """Who the transports say that the devices are."""
 
     async def open(self) -> Transport:
-        mine, theirs = loopback_pair()
+        mine, theirs = loopback_pair(self.peer)
         self.decoder.connect(theirs)
         self.transports.append(mine)
         return mine
@@ -78,12 +81,18 @@ class World:
         await asyncio.sleep(0.02)
 
 
-def in_world(test: Callable[[World], Awaitable[None]], **changes: object) -> None:
+def in_world(
+    test: Callable[[World], Awaitable[None]],
+    *,
+    registry: Registry | None = None,
+    **changes: object,
+) -> None:
     """Run `test` against a fresh decoder; afterwards nothing may be left of it."""
 
     async def main() -> None:
         settings = small_settings(model_folder(), precision="exact", **changes)
-        decoder = Decoder(small_brain(model_folder(), precision="exact", **changes), settings)
+        brain = small_brain(model_folder(), precision="exact", **changes)
+        decoder = Decoder(brain, settings, registry)
         await decoder.start([])
         world = World(decoder)
         free = decoder.brain.engine.num_free_blocks

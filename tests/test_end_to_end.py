@@ -19,11 +19,13 @@ import pytest
 from edge.agent import Agent, connect
 from edge.talk import Talk
 from shared.child import ChildDecoder, open_decoder
-from shared.errors import ConfigError, LinkError, ModelError
+from shared.errors import AccessError, ConfigError, LinkError, ModelError
+from shared.transport.credentials import Credentials
 from simulations.broker import open_broker
 from tests.brains import write_model
 
-SMALL = ["context=512", "cache_mb=8", "threads=1", 'precision="exact"']
+STATE = mkdtemp(prefix="deltarelay-test-")
+SMALL = ["context=512", "cache_mb=8", "threads=1", 'precision="exact"', f"state={STATE}"]
 
 
 @cache
@@ -215,9 +217,54 @@ def test_where_nobody_listens_the_error_says_what_to_do() -> None:
     for url in ("shm:///nowhere/deltarelay.sock", "mqtt://127.0.0.1:9"):
         with pytest.raises(LinkError, match="deltarelay"):
             asyncio.run(attempt(url))
-    for url in ("http://example.org", "shm://relative", "mqtt://"):
-        with pytest.raises(ConfigError, match="expected"):
+    for url in ("http://me:secret@example.org", "shm://relative", "mqtt://"):
+        with pytest.raises(ConfigError, match="expected") as error:
             asyncio.run(attempt(url))
+        assert "secret" not in str(error.value)
+
+
+def test_a_device_is_refused_its_name_and_its_credentials_before_anything_is_opened() -> None:
+    async def attempt(device: str, credentials: Credentials) -> None:
+        async with connect("mqtts://127.0.0.1:9", device=device, credentials=credentials):
+            pass
+
+    for device, credentials, says in (
+        ("1HGCM82633A004352", Credentials(), "vehicle identification number"),
+        ("car/7", Credentials(), "device 'car/7'"),
+        ("car", Credentials(ca="/missing.pem"), r"credentials\.ca = /missing\.pem"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            asyncio.run(attempt(device, credentials))
+
+
+@pytest.mark.mqtt
+def test_revoked_vehicles_over_both_links_are_cut_off_within_a_second(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            broker = stack.enter_context(open_broker())
+            url = f"mqtt://{broker.host}:{broker.port}"
+            state = f"state={tmp_path}"
+            decoder = await stack.enter_async_context(
+                open_decoder(model_folder(), listen=[url], changes=[*SMALL, state])
+            )
+            for address, device in ((url, "taxi-1"), (decoder.address, "taxi-2")):
+                agent = await stack.enter_async_context(connect(address, device=device))
+                talk = await stack.enter_async_context(agent.conversation(max_tokens=3))
+                await answer(talk, "hello")
+                done = await asyncio.to_thread(
+                    deltarelay, "cloud", "devices", "revoke", device, "--set", state
+                )
+                assert done.returncode == 0, done.stderr
+                since = time.monotonic()
+                with pytest.raises(AccessError, match=f"device {device} was revoked"):
+                    while time.monotonic() < since + 1.0:
+                        await talk.revise(f"are you there {time.monotonic()}")
+                        await asyncio.sleep(0.02)
+                with pytest.raises(AccessError, match="was revoked"):
+                    async with connect(address, device=device):
+                        pass
+
+    run(test)
 
 
 def test_the_agent_reads_lines_and_reports_json() -> None:

@@ -1,4 +1,4 @@
-"""Full jitter within doubling bounds; forgiveness only after a healthy while."""
+"""Full jitter within doubling bounds; kicks are forgiven only after a healthy while."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ class Highest(Random):
 
 
 def test_the_bound_doubles_from_the_base_up_to_the_cap() -> None:
-    backoff = Backoff(Highest(), base=0.5, cap=5.0)
+    backoff = Backoff(Highest(), base=0.5, out_of_reach=5.0)
     assert [backoff.delay(float(n)) for n in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
 
 
@@ -36,9 +36,20 @@ def test_a_connection_that_is_kicked_soon_after_success_forgives_nothing() -> No
     delays = []
     for _ in range(8):
         backoff.connected(now)
-        delays.append(backoff.delay(now + 29.9))
-        now += 29.9 + delays[-1]
-    assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+        delays.append(backoff.delay(now + 4.9))
+        now += 4.9 + delays[-1]
+    assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    backoff.connected(now)
+    assert backoff.delay(now + 29.9) == 30.0, "kicks are forgotten after a healthy while only"
+    backoff.connected(now)
+    assert backoff.delay(now + 30.0) == 0.25
+
+
+def test_whoever_was_out_of_reach_is_soon_back_and_then_starts_from_the_base() -> None:
+    backoff = Backoff(Highest(), base=0.25)
+    assert [backoff.delay(float(n)) for n in range(7)] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    backoff.connected(100.0)
+    assert backoff.delay(110.0) == 0.25
 
 
 def test_a_healthy_while_starts_the_waits_anew() -> None:
@@ -51,8 +62,11 @@ def test_a_healthy_while_starts_the_waits_anew() -> None:
 
 
 def test_a_year_of_failures_neither_overflows_nor_exceeds_the_cap() -> None:
-    backoff = Backoff(Highest(), base=0.25, cap=30.0)
-    assert max(backoff.delay(float(n)) for n in range(100_000)) == 30.0
+    backoff = Backoff(Highest())
+    assert max(backoff.delay(float(n)) for n in range(100_000)) == 5.0
+    for n in range(100_000):
+        backoff.connected(float(n))
+        assert backoff.delay(float(n)) <= 30.0
 
 
 def test_two_clients_with_one_identity_soon_take_turns_slowly() -> None:

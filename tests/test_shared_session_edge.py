@@ -8,6 +8,7 @@ import pytest
 
 from shared import frames
 from shared.errors import (
+    AccessError,
     ContextLengthError,
     DeltarelayError,
     LinkError,
@@ -698,3 +699,17 @@ def test_a_reply_longer_than_was_asked_for_ends_the_connection(sizes: tuple[int,
             at = len(stream.reply.ids)
             hear(session, frames.Tokens(1, 1, turn=0, attempt=0, index=at, ids=(7,) * size))
     assert len(stream.reply.ids) <= 4
+
+
+@pytest.mark.parametrize("error", [AccessError, ModelError, TokenizerMismatchError])
+@pytest.mark.parametrize(("epoch", "is_refused"), [(0, True), (1, True), (7, False)])
+def test_a_device_that_is_refused_when_it_comes_back_does_not_try_again(
+    error: type[DeltarelayError], epoch: int, is_refused: bool
+) -> None:
+    session, _ = begin()
+    session.disconnect()
+    session.connect(T + 1)
+    events = hear(session, frames.Error(0, epoch, code=error.code, text="not you"))
+    assert [(type(e.error), e.retry) for e in events if isinstance(e, Disconnected)] == [
+        (error, False)
+    ] * is_refused

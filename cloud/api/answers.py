@@ -6,8 +6,10 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from cloud.api.errors import as_api_error
 from cloud.api.shapes import Json, Shape
 from cloud.completion import Completion, Piece, Request
+from shared.errors import AccessError
 
 
 class Answer:
@@ -42,9 +44,13 @@ class Answer:
             usage: a last piece says how many tokens were used.
         """
         begun: set[int] = set()
-        with self._request as request:
-            async for completion, piece in request.pieces():
-                yield self._event(self._delta(completion, piece, begun), usage=usage)
+        try:
+            with self._request as request:
+                async for completion, piece in request.pieces():
+                    yield self._event(self._delta(completion, piece, begun), usage=usage)
+        except AccessError as error:  # its status went out as 200: the stream says it
+            yield json.dumps(as_api_error(error).body).encode()
+            return
         if usage:
             yield self._event(None, usage=True)
         yield b"[DONE]"

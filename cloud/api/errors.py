@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from shared.errors import (
+    AccessError,
     CapacityError,
     ContextLengthError,
     DeltarelayError,
@@ -22,6 +23,7 @@ from shared.errors import (
 log = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[DeltarelayError], int, str, str | None], ...] = (
+    (AccessError, 401, "authentication_error", "invalid_api_key"),
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
     (InputError, 400, "invalid_request_error", None),
     (ModelError, 400, "invalid_request_error", None),

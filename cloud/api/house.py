@@ -9,6 +9,7 @@ from cloud.admission import Admission
 from cloud.api.errors import ApiError
 from cloud.api.shapes import Json
 from cloud.engine.sequence import LoadedAdapter
+from cloud.gate import Gate
 from cloud.metrics import DecoderState
 from cloud.voice import Voice
 
@@ -24,6 +25,8 @@ class House(Protocol):
     def started(self) -> int: ...
     @property
     def admission(self) -> Admission: ...
+    @property
+    def gate(self) -> Gate: ...
     @property
     def adapter_updates(self) -> bool: ...
     @property

@@ -1,24 +1,31 @@
 """Who comes over HTTP: a tenant by API key, a device by the host it comes from."""
 
 import time
+from collections.abc import Callable
 from ipaddress import ip_network
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from cloud.admission import DEFAULT_TENANT, Admission
+from cloud.admission import DEFAULT_TENANT
 from cloud.api.errors import ApiError
 from cloud.api.house import House, OwnHouse
 from cloud.completion import Caller
 from cloud.completion import Request as Replies
+from cloud.roster import Key
 
 
 class Visitor:
-    """One client. The name of its device is not its own choice: it would multiply its share."""
+    """One client: a key, or a host that needs none.
 
-    def __init__(self, admission: Admission, device: str, tenant: str) -> None:
-        self._admission, self._device, self._tenant = admission, device, tenant
+    The name it is counted under is not its own choice: it would multiply its share.
+    """
+
+    def __init__(self, house: House, device: str, tenant: str) -> None:
+        self._admission, self._gate = house.admission, house.gate
+        self._device, self._tenant = device, tenant
         self._replies = 0
+        self._leave: Callable[[], None] | None = None
 
     @property
     def caller(self) -> Caller:
@@ -51,36 +58,39 @@ class Visitor:
                 code="rate_limit_exceeded",
                 retry_after=verdict.wait,
             )
+        self._leave = self._gate.enter(self._device, request.cut_off)
 
     def _settle(self, unused: int) -> None:
+        if self._leave is not None:
+            self._leave()
         now = time.monotonic()
         self._admission.done(self._device, self._tenant, unused, now, self._replies)
 
 
 async def _visitor_of(http: Request, house: OwnHouse) -> Visitor:
-    return Visitor(house.admission, _device_of(http), _tenant_of(http, house))
+    if not house.admission.wants_keys:
+        return Visitor(house, _host_of(http), DEFAULT_TENANT)
+    key = _key_of(http, house)
+    return Visitor(house, key.account, key.tenant)
 
 
-def _device_of(http: Request) -> str:
+def _host_of(http: Request) -> str:
     """Return the host; of IPv6 addresses the network, which is what one client has."""
     host = http.client.host if http.client is not None else "http"
     return str(ip_network(f"{host}/64", strict=False)) if ":" in host else host
 
 
-def _tenant_of(http: Request, house: House) -> str:
-    if not house.admission.wants_keys:
-        return DEFAULT_TENANT
-    scheme, _, key = http.headers.get("authorization", "").partition(" ")
-    tenant = house.admission.tenant_of_key(key) if scheme.lower() == "bearer" else None
-    if tenant is None:
-        raise ApiError(
-            401,
-            "this decoder serves clients with an API key of one of its tenants "
-            "(admission.tenants): send it as Authorization: Bearer ...",
-            kind="authentication_error",
-            code="invalid_api_key",
-        )
-    return tenant
+def _key_of(http: Request, house: House) -> Key:
+    scheme, _, text = http.headers.get("authorization", "").partition(" ")
+    key = house.admission.key(text) if scheme.lower() == "bearer" else None
+    if key is not None and key.revoked is None:
+        return key
+    why = (
+        "this decoder serves clients with an API key: send it as Authorization: Bearer ..."
+        if key is None
+        else f"the API key {key.id} was revoked"
+    )
+    raise ApiError(401, why, kind="authentication_error", code="invalid_api_key")
 
 
 OwnVisitor = Annotated[Visitor, Depends(_visitor_of)]

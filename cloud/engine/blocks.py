@@ -4,7 +4,7 @@ No torch, no I/O. A published block (`prefix`) that nobody holds any more stays 
 room is wanted, the longest unused first.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Ids
 
 from cloud.engine.prefix import PrefixIndex
@@ -79,12 +79,35 @@ class BlockPool:
         self.release([block])
         return known
 
+    def claim(
+        self, namespace: Hashable, parent: int | None, tokens: Ids[int]
+    ) -> tuple[int, bool] | None:
+        """Take a hold on the block of these tokens, and publish an unused one if there is none.
+
+        Returns:
+            The block, and whether its keys and values are still to be written; None: every block
+            holds something.
+        """
+        known = self.find(namespace, parent, tokens)
+        if known is not None:
+            return known, False
+        if not self._free:
+            return None
+        [block] = self.allocate(1)
+        self._index.add(namespace, parent, tokens, block)
+        return block, True
+
     def withdraw(self, block: int) -> None:
         """Forget what a block and all behind it hold: nobody finds them from now on."""
         for dropped in self._index.drop(block):
             if dropped in self._idle:
                 del self._idle[dropped]
                 self._free.append(dropped)
+
+    def drop_idle(self, of: Callable[[Hashable], bool]) -> None:
+        """Forget what blocks that nobody holds have kept, of the namespaces that `of` picks."""
+        for block in [b for b in self._idle if of(self._index.namespace(b))]:
+            self.withdraw(block)
 
     def _put_down(self, block: int) -> None:
         if block in self._index:

@@ -1,5 +1,8 @@
 """The KV cache: paged keys and values of all layers."""
 
+import math
+from collections.abc import Iterator
+
 import torch
 
 from shared.nn.llama import LlamaConfig
@@ -50,15 +53,52 @@ class KVCache:
 
     def copy(self, source: int, target: int) -> None:
         """Copy the keys and values of a block."""
-        for part in (self.keys, self.values, self.key_scales, self.value_scales):
-            if part.shape[1]:
-                part[:, target].copy_(part[:, source])
+        for part in self._parts:
+            part[:, target].copy_(part[:, source])
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks there are."""
+        return self.keys.shape[1]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return sum(math.prod(_without_blocks(part)) * part.itemsize for part in self._parts)
+
+    def save(self, block: int, into: torch.Tensor) -> None:
+        """Copy a block out, layer after layer: `into` is (block_bytes,) of uint8 on the CPU."""
+        for part, raw in self._laid_out(into):
+            raw.copy_(part[:, block])
+
+    def load(self, block: int, source: torch.Tensor) -> None:
+        """Copy a block in that `save` copied out of a cache like this one."""
+        for part, raw in self._laid_out(source):
+            part[:, block].copy_(raw)
+
+    @property
+    def _parts(self) -> list[torch.Tensor]:
+        scales = [self.key_scales, self.value_scales] if self.key_scales.shape[1] else []
+        return [self.keys, self.values, *scales]
+
+    def _laid_out(self, raw: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield every part of the cache with the bytes that are a block's share of it."""
+        at = 0
+        for part in self._parts:
+            shape = _without_blocks(part)
+            end = at + math.prod(shape) * part.itemsize
+            yield part, raw[at:end].view(part.dtype).view(shape)
+            at = end
 
     @staticmethod
     def bytes_per_block(config: LlamaConfig, dtype: torch.dtype) -> int:
         """Return the bytes one block takes over all layers."""
         per_token = padded(config.head_dim) * dtype.itemsize + (4 if dtype == torch.int8 else 0)
         return 2 * config.layers * BLOCK * config.kv_heads * per_token
+
+
+def _without_blocks(part: torch.Tensor) -> tuple[int, ...]:
+    return (part.shape[0], *part.shape[2:])
 
 
 def padded(head_dim: int) -> int:

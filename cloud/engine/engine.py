@@ -1,6 +1,6 @@
 """The whole hot loop: schedule, run, commit. One thread owns it; nothing here does I/O."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,9 +14,9 @@ from cloud.engine.blocks import BlockPool
 from cloud.engine.fairness import Account
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
-from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence
+from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence, namespace_of
 from cloud.engine.steptime import StepTime
-from cloud.engine.tables import evict, publish, truncate
+from cloud.engine.tables import evict, publish, restore, truncate
 from shared.frames import Reason
 
 
@@ -118,7 +118,7 @@ class Engine:
         sequence = Sequence(
             next(self._numbers),
             touched=self._clock(),
-            namespace=(namespace, "" if adapter is None else adapter.digest),
+            namespace=namespace_of(namespace, adapter),
             account=account if account is not None else self._account,
             adapter=adapter,
         )
@@ -162,6 +162,21 @@ class Engine:
         sequence.generation = None
         evict(self._pool, sequence)
         del self._sequences[sequence.number]
+
+    def restore(self, namespace: Hashable, ids: Ids[int], write: Callable[[int, int], None]) -> int:
+        """Let sequences to come find the full blocks of `ids` (`tables.restore`).
+
+        Args:
+            namespace: as `Sequence.namespace`.
+        """
+        return restore(self._pool, namespace, ids, write)
+
+    def drop_idle(self, namespaces: Collection[Hashable]) -> None:
+        """Drop what is kept for prefixes to come, of these namespaces and whatever adapter.
+
+        What a sequence holds at the moment stays, also if it began as another's.
+        """
+        self._pool.drop_idle(lambda of: isinstance(of, tuple) and of[0] in namespaces)
 
     def step(self) -> StepResult | None:
         """Run one step; None if nothing is wanted."""

@@ -36,6 +36,10 @@ class PrefixIndex:
         """Return the block that holds `tokens` behind block `parent` (None: at the beginning)."""
         return self._blocks.get((namespace, parent, tuple(tokens)))
 
+    def namespace(self, block: int) -> Hashable:
+        """Return the namespace of a block that is known."""
+        return self._entries[block].key[0]
+
     def add(self, namespace: Hashable, parent: int | None, tokens: Ids[int], block: int) -> None:
         """Say what a block holds; its parent must be known, and no other block hold the same."""
         key = (namespace, parent, tuple(tokens))

@@ -75,6 +75,11 @@ class LoadedAdapter(Protocol):
     def num_bytes(self) -> int: ...
 
 
+def namespace_of(tenant: Hashable, adapter: LoadedAdapter | None) -> Hashable:
+    """Return the namespace of a tenant's sequences with an adapter, or with none."""
+    return tenant, "" if adapter is None else adapter.digest
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One conversation's tokens in the engine."""

@@ -4,6 +4,9 @@ Full blocks of settled ids are published; the first `published` blocks of a tabl
 that others may read is never written: who takes words back inside of one gets a copy.
 """
 
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Ids
+
 from cloud.engine.blocks import BlockPool
 from cloud.engine.sequence import Sequence
 
@@ -40,6 +43,34 @@ def publish(pool: BlockPool, sequence: Sequence) -> None:
         block = sequence.blocks[number]
         sequence.blocks[number] = pool.publish(sequence.namespace, parent, tokens, block)
         sequence.published = number + 1
+
+
+def restore(
+    pool: BlockPool, namespace: Hashable, ids: Ids[int], write: Callable[[int, int], None]
+) -> int:
+    """Publish the full blocks of `ids` as if a sequence had run them, while there are unused ones.
+
+    Args:
+        write: puts the keys and values of the ids' block of a number into a block of the pool.
+
+    Returns:
+        How many blocks were written; others were there already.
+    """
+    size = pool.block_size
+    held: list[int] = []
+    written = 0
+    for number in range(len(ids) // size):
+        parent = held[-1] if held else None
+        found = pool.claim(namespace, parent, ids[number * size : (number + 1) * size])
+        if found is None:
+            break
+        block, is_new = found
+        if is_new:
+            write(number, block)
+            written += 1
+        held.append(block)
+    pool.release(held)
+    return written
 
 
 def truncate(pool: BlockPool, sequence: Sequence) -> Copy | None:

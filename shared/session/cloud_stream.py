@@ -63,7 +63,7 @@ class CloudStream:
         self._unasked = False
         """Reply frames wait until the edge has said, on this connection, what it holds of it."""
         self._resyncs = 0
-        self._history_crc = 0
+        self.history_crc = 0
         """CRC of the turns before the current one."""
 
     @property
@@ -72,7 +72,7 @@ class CloudStream:
         return Held(
             stream=self.number,
             turn=self.turn,
-            history=self._history_crc,
+            history=self.history_crc,
             length=len(self.log),
             crc=self.log.crc(),
             ended=self.ended,
@@ -270,14 +270,14 @@ class CloudStream:
     def _next_turn(self) -> None:
         failed = self.reason == Reason.ERROR  # then nothing of it is in the prompt
         user, reply = ((), ()) if failed else (self.log.committed, self.reply)
-        self._history_crc = history_crc(user, reply, self._history_crc)
+        self.history_crc = history_crc(user, reply, self.history_crc)
         self.turn += 1
         self.log, self.reason = TokenLog(), ""
         self.ended, self.attempt = False, 0
 
     def _restart(self, body: OpenBody) -> None:
         self.body = body
-        self.turn, self.log, self._history_crc = 0, TokenLog(), 0
+        self.turn, self.log, self.history_crc = 0, TokenLog(), 0
         self._reopen(0)
 
     def _check_replying(self) -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from shared import frames
 from shared.errors import (
+    AccessError,
     LinkError,
     LocalProtocolError,
     ModelError,
@@ -35,6 +36,8 @@ SLOWER = {Load.GREEN: 1, Load.YELLOW: 4, Load.RED: 16}
 """How much longer between two flushes; under red no tails at all: the end of the turn has them."""
 LOAD_LASTS = 2.0
 """Seconds a load counts unless an acknowledgement repeats it."""
+_REFUSALS = (AccessError.code, ModelError.code, TokenizerMismatchError.code)
+"""Errors that answer a HELLO, and so its epoch: they are no remains of an earlier connection."""
 PATIENCE = 3.0
 """Seconds without an answer, with work pending, after which the decoder counts as gone."""
 SILENCE = 2.0
@@ -212,7 +215,8 @@ class EdgeSession:
             case frames.Welcome():
                 return self._on_welcome(frame.body, now)
             case frames.Error(stream=frames.CONNECTION):
-                if frame.epoch == 0 or (self._live and frame.epoch == self._epoch):
+                answers = self._live or frame.code in _REFUSALS
+                if frame.epoch == 0 or (answers and frame.epoch == self._epoch):
                     return self._on_error(frame)
                 return []
             case _:
@@ -314,6 +318,8 @@ class EdgeSession:
         self.disconnect()
         if frame.code == SupersededError.code:
             return [Disconnected(SupersededError(frame.text), retry=False)]
+        if frame.code == AccessError.code:
+            return [Disconnected(AccessError(frame.text), retry=False)]
         if frame.code == TokenizerMismatchError.code:
             return [Disconnected(TokenizerMismatchError(frame.text), retry=False)]
         if frame.code == ModelError.code:

@@ -25,6 +25,11 @@ class Transport(Protocol):
         """Where it leads, for messages: `shm:///run/...`, `mqtt://host:port`."""
         ...
 
+    @property
+    def peer(self) -> str:
+        """Which device is at the other end, where the transport can vouch for that; else empty."""
+        ...
+
     def start(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
         """Begin to deliver frames. Called once, from within the event loop."""
         ...

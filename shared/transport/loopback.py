@@ -8,10 +8,14 @@ from shared.transport import MAX_PENDING, OnClosed, OnFrame
 
 
 class LoopbackTransport:
-    """One end of a pair made by `loopback_pair`."""
+    """One end of a pair made by `loopback_pair`.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Args:
+        peer: the device at the other end, if it is to be vouched for.
+    """
+
+    def __init__(self, name: str, peer: str = "") -> None:
+        self.name, self.peer = name, peer
         self._peer: LoopbackTransport | None = None
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
@@ -76,8 +80,8 @@ class LoopbackTransport:
             on_closed(reason)
 
 
-def loopback_pair() -> tuple[LoopbackTransport, LoopbackTransport]:
-    """Return the two ends of a connection within this event loop."""
-    a, b = LoopbackTransport("loopback:a"), LoopbackTransport("loopback:b")
+def loopback_pair(peer: str = "") -> tuple[LoopbackTransport, LoopbackTransport]:
+    """Return the two ends of a connection within this event loop; `peer`: who is at the first."""
+    a, b = LoopbackTransport("loopback:a"), LoopbackTransport("loopback:b", peer)
     a.join(b)
     return a, b

@@ -40,6 +40,8 @@ AVOIDED = 30.0
 """Seconds during which a decoder that did not answer is only picked if there is no other."""
 MAX_DEVICES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_VIN = re.compile(r"[A-HJ-NPR-Z0-9]{17}", re.IGNORECASE)
+"""A vehicle identification number: 17 characters without I, O and Q (ISO 3779)."""
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,10 +55,16 @@ def check_name(kind: str, name: str) -> str:
     """Return `name` if it can be a level of a topic.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot, or has a vehicle identification number in it. Brokers and their logs
+            show topics to many, and such a number leads to a person.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{kind} {name!r}: 1..64 letters, digits, '.', '_' and '-' are allowed")
+    if any(_VIN.fullmatch(part) for part in re.split("[._-]", name)):
+        raise ConfigError(
+            f"{kind} name looks like a vehicle identification number (17 letters and digits): it "
+            "would stand in topics and logs and leads to a person; choose a name that does not"
+        )
     return name
 
 
@@ -69,15 +77,23 @@ class MqttDoor:
     """Where a device gets connections to one decoder or another of its fleet.
 
     Args:
+        broker: says, for every connection anew, how to get into the broker: its files may have been
+            renewed.
         decoder: the decoder to use; None: the one that rendezvous hashing picks.
 
     Raises:
-        ConfigError: a name does not fit a topic.
+        ConfigError: a name does not fit a topic, or the broker's files cannot be used.
     """
 
     def __init__(
-        self, broker: Broker, *, fleet: str, device: str, decoder: str | None = None
+        self,
+        broker: Callable[[], Broker],
+        *,
+        fleet: str,
+        device: str,
+        decoder: str | None = None,
     ) -> None:
+        broker()
         self._broker, self._wanted = broker, decoder
         self._fleet, self._device = check_name("fleet", fleet), check_name("device", device)
         self._last = ""
@@ -91,7 +107,7 @@ class MqttDoor:
         """
         now = time.monotonic()
         avoided = {d for d, since in self._avoided.items() if now < since + AVOIDED}
-        link = _DeviceLink(self._broker, self._fleet, self._device, avoided)
+        link = _DeviceLink(self._broker(), self._fleet, self._device, avoided)
         transport = await link.open(self._wanted)
         self._last = link.decoder
         return transport
@@ -122,6 +138,7 @@ class _DeviceLink:
             will_topic=f"{self._root}/{device}/presence",
             on_message=self._message,
             on_lost=self._lost,
+            on_refused=lambda _topic, why: self._lost(why),
         )
 
     async def open(self, decoder: str | None) -> MqttTransport:
@@ -209,7 +226,8 @@ async def connect_mqtt(
         LinkError: no broker, no decoder, or a refusal.
         ConfigError: a name does not fit a topic.
     """
-    return await MqttDoor(broker, fleet=fleet, device=device, decoder=decoder).open()
+    door = MqttDoor(lambda: broker, fleet=fleet, device=device, decoder=decoder)
+    return await door.open()
 
 
 class MqttListener:
@@ -278,6 +296,7 @@ class MqttListener:
             will_topic=f"{root}/{decoder}/state",
             on_message=self._message,
             on_lost=self._lost,
+            on_refused=self._refused,
         )
         await client.connect()
         self._client = client
@@ -298,6 +317,12 @@ class MqttListener:
         self._client = None
         self._end_all(reason or LinkError(f"{self.name}: disconnected"))
         self._lost_event.set()
+
+    def _refused(self, topic: str, why: LinkError) -> None:
+        log.warning("%s", why)
+        transport = self._devices.get(topic.split("/")[-2])
+        if transport is not None:
+            transport.end(why)
 
     def _end_all(self, reason: DeltarelayError | None) -> None:
         for transport in list(self._devices.values()):
@@ -339,7 +364,7 @@ class MqttListener:
             if hang_up:
                 publish(b"", provisional=False)
 
-        transport = MqttTransport(f"{self.name}/{device}", publish, ended)
+        transport = MqttTransport(f"{self.name}/{device}", publish, ended, peer=device)
         self._devices[device] = transport
         self._on_connection(transport)
         return transport

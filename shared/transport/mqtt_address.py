@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from shared.errors import ConfigError
+from shared.transport.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,17 @@ class Broker:
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
-def parse_broker(url: str) -> Broker:
-    """Read `mqtt[s]://[user:password@]host[:port]`.
+def parse_broker(url: str, credentials: Credentials | None = None) -> Broker:
+    """Read `mqtt[s]://[user:password@]host[:port]`, and the files that `credentials` name.
+
+    A password file goes before the URL's password, and that before the environment's.
 
     Raises:
-        ConfigError: it is not such a URL; the message shows it without user and password.
+        ConfigError: it is not such a URL, or the credentials cannot be used; the message shows
+            neither user nor password.
     """
-    shown = re.sub(r"//.*@", "//***@", url)
+    credentials = credentials or Credentials()
+    shown = without_secrets(url)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -39,10 +44,22 @@ def parse_broker(url: str) -> Broker:
     if parts.scheme not in ("mqtt", "mqtts") or not host:
         raise ConfigError(f"{shown}: expected mqtt://host:port or mqtts://host:port")
     secure = parts.scheme == "mqtts"
+    if credentials.wants_tls and not secure:
+        raise ConfigError(f"{shown}: credentials with certificates need TLS: write mqtts://")
+    username = credentials.username or unquote(parts.username or "")
+    if credentials.password_file and not username:
+        raise ConfigError("credentials.password_file needs credentials.username")
+    own = unquote(parts.password) if parts.password else None
+    password = own if own and not credentials.password_file else credentials.password()
     return Broker(
         host,
         port or (8883 if secure else 1883),
-        unquote(parts.username) if parts.username else None,
-        unquote(parts.password) if parts.password else None,
-        ssl.create_default_context() if secure else None,
+        username or None,
+        password if username else None,
+        credentials.tls_context() if secure else None,
     )
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL as messages may show it."""
+    return re.sub(r"//.*@", "//***@", url)

@@ -23,6 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from shared.errors import CapacityError, DeltarelayError, LinkError
 from shared.transport import MAX_PENDING
 from shared.transport.mqtt_address import Broker, parse_broker
+from shared.transport.mqtt_trouble import alert_in, closed_early, may_not_publish, no_tls, refused
 
 __all__ = ["Broker", "MqttClient", "parse_broker"]
 
@@ -34,11 +35,19 @@ MAX_WINDOW = 8
 MAX_SHARE = MAX_PENDING // 16
 """Bytes that may wait on one topic when room is scarce."""
 _RECEIVE_MAXIMUM = 64
+_BROKE = "the connection broke"
 _SUCCESS = MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 class MqttClient:
-    """One connection; `on_message(topic, payload)` and `on_lost(why)` run in the event loop."""
+    """One connection; its callbacks run in the event loop.
+
+    Args:
+        on_message: takes a topic and what came under it.
+        on_lost: takes why the connection is over; None: `close` was called.
+        on_refused: takes a topic under which the broker lets us publish nothing, and an error that
+            says so.
+    """
 
     def __init__(
         self,
@@ -48,13 +57,15 @@ class MqttClient:
         will_topic: str,
         on_message: Callable[[str, bytes], None],
         on_lost: Callable[[DeltarelayError | None], None],
+        on_refused: Callable[[str, LinkError], None] = lambda _topic, _why: None,
     ) -> None:
         self.broker = broker
         self._on_message, self._on_lost = on_message, on_lost
+        self._on_refused = on_refused
         self._loop = asyncio.get_running_loop()
         self._window = 1
-        self._under_way: set[int] = set()
-        """QoS 1 messages that the broker has not acknowledged."""
+        self._under_way: dict[int, str] = {}
+        """QoS 1 messages that the broker has not acknowledged, and their topics."""
         self._pending: deque[tuple[str, bytes, bool]] = deque()
         self._pending_bytes = 0
         self._waiting = Counter[str]()
@@ -65,7 +76,7 @@ class MqttClient:
         self._socket: socket.socket | None = None
         self._housekeeping: asyncio.TimerHandle | None = None
         self._open = False
-        self._why = "the connection broke"
+        self._why = _BROKE
         self._paho = client = Client(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -83,6 +94,7 @@ class MqttClient:
         client.on_publish = self._published
         client.on_subscribe = self._subscribed
         client.on_disconnect = self._disconnected
+        client.on_log = self._logged
         client.on_socket_close = lambda *_: self._forget_socket()
 
     async def connect(self) -> None:
@@ -99,6 +111,9 @@ class MqttClient:
             self._loop.add_reader(sock, self._readable)
             self._flush_socket()
             await asyncio.wait_for(self._connack, CONNECT_TIMEOUT)
+        except ssl.SSLError as error:
+            self._drop()
+            raise LinkError(f"{name}: {no_tls(error)}") from None
         except (OSError, TimeoutError) as error:
             self._drop()
             why = getattr(error, "strerror", None) or str(error) or "no answer"
@@ -194,8 +209,13 @@ class MqttClient:
             raise
         sock = self._paho.socket()
         if code != _SUCCESS or not isinstance(sock, socket.socket):
-            raise LinkError(f"{self.broker.name}: connect failed ({code.name})")
+            raise self._closed(f"connect failed ({code.name})")
         return sock
+
+    def _closed(self, why: str) -> LinkError:
+        if not self._connack.done():
+            why = closed_early(why, tls=self.broker.tls is not None)
+        return LinkError(f"{self.broker.name}: {why}")
 
     def _opened_late(self, opening: asyncio.Future[Any]) -> None:
         if not opening.cancelled() and opening.exception() is None:
@@ -209,7 +229,7 @@ class MqttClient:
                 self._waiting[topic] -= len(payload)
                 if not self._waiting[topic]:
                     del self._waiting[topic]
-            self._under_way.add(self._paho.publish(topic, payload, qos=1, retain=retain).mid)
+            self._under_way[self._paho.publish(topic, payload, qos=1, retain=retain).mid] = topic
         self._flush_socket()
 
     def _flush_socket(self) -> None:
@@ -218,7 +238,7 @@ class MqttClient:
         if self._paho.want_write():
             self._paho.loop_write()
         if self._socket is None:  # paho has closed it
-            self._lose(LinkError(f"{self.broker.name}: {self._why}"))
+            self._lose(self._closed(self._why))
         elif self._paho.want_write():
             self._loop.add_writer(self._socket, self._writable)
 
@@ -280,8 +300,10 @@ class MqttClient:
         if self._connack.done():
             return
         if reason.is_failure:
-            self._connack.set_exception(LinkError(f"{self.broker.name}: refused: {reason}"))
+            error = LinkError(f"{self.broker.name}: {refused(reason)}")
+            self._connack.set_exception(error)
             return
+        self._paho.on_log = None
         allowed = getattr(props, "ReceiveMaximum", 65535)
         self._window = max(1, min(MAX_WINDOW, allowed // 2))
         self._connack.set_result(None)
@@ -289,8 +311,11 @@ class MqttClient:
     def _message(self, _client: Any, _userdata: Any, message: MQTTMessage) -> None:
         self._inbox.append((message.topic, bytes(message.payload)))
 
-    def _published(self, _c: Any, _u: Any, mid: int, _reason: Any, _props: Any) -> None:
-        self._under_way.discard(mid)  # QoS 0 is reported, too
+    def _published(self, _c: Any, _u: Any, mid: int, reason: ReasonCode, _props: Any) -> None:
+        topic = self._under_way.pop(mid, None)  # QoS 0 is reported, too
+        if topic is not None and reason.is_failure:
+            error = LinkError(f"{self.broker.name}: {may_not_publish(topic, reason)}")
+            self._loop.call_soon(self._on_refused, topic, error)
 
     def _subscribed(self, _c: Any, _u: Any, mid: int, reasons: list[ReasonCode], _p: Any) -> None:
         answer = self._answers.pop(mid, None)
@@ -298,4 +323,9 @@ class MqttClient:
             answer.set_result(reasons)
 
     def _disconnected(self, _c: Any, _u: Any, _f: Any, reason: ReasonCode, _p: Any) -> None:
-        self._why = f"closed ({reason})"
+        if self._connack.done() or self._why == _BROKE:
+            self._why = f"closed ({reason})"
+
+    def _logged(self, _client: Any, _userdata: Any, _level: int, text: str) -> None:
+        """Until the broker has answered: only here paho says what a TLS alert was."""
+        self._why = alert_in(text) or self._why

@@ -18,11 +18,14 @@ class MqttTransport:
     """A device's end, or the decoder's end for one device.
 
     Args:
+        peer: the device that the broker lets publish to us under its name; empty on a device.
         ended: called when the connection is over; `hang_up`: the peer does not know.
     """
 
-    def __init__(self, name: str, publish: Publish, ended: Callable[[bool], None]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, publish: Publish, ended: Callable[[bool], None], *, peer: str = ""
+    ) -> None:
+        self.name, self.peer = name, peer
         self._publish, self._ended = publish, ended
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None

@@ -35,6 +35,9 @@ _ACCEPT_PAUSE = 0.2
 class ShmTransport:
     """One end of a connection through shared memory."""
 
+    peer = ""
+    """The kernel vouches for a process's user, not for its device's name."""
+
     def __init__(self, name: str, control: socket.socket, segment: Segment) -> None:
         self.name = name
         self._control = control
@@ -181,10 +184,10 @@ async def connect_shm(path: str | Path) -> ShmTransport:
             segment = Segment(memory, server=False, sealed=sealed or foreign)
         except (OSError, TimeoutError) as error:
             why = getattr(error, "strerror", None) or str(error) or "no answer"
-            raise LinkError(
-                f"shm://{path}: {why}; start a decoder there with "
-                f"`deltarelay cloud --listen shm://{path}`"
-            ) from None
+            hint = f"start a decoder there with `deltarelay cloud --listen shm://{path}`"
+            if isinstance(error, PermissionError):
+                hint = "may this user connect (the decoder's allow_uids), and enter the folder?"
+            raise LinkError(f"shm://{path}: {why}; {hint}") from None
         undo.pop_all()
     return ShmTransport(f"shm://{path}", control, segment)
 

@@ -14,6 +14,7 @@ BENCHES = {
     "fleet": "vehicles that speak at natural speed, all at once",
     "link": "latency and bytes of the links",
     "quality": "what precisions cost in quality, against an independent fp32 reference",
+    "recover": "a decoder that is killed and started again",
     "relay": "from the end of a turn to the first token, relayed and whole",
     "step": "the engine alone: prefill and decode",
 }
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "fleet":
             _add_fleet(kind)
-        elif name != "quality":
+        elif name not in ("quality", "recover"):
             kind.add_argument(
                 "--runs",
                 type=_count,

@@ -34,7 +34,7 @@ def fleet() -> str:
 
 def decoder(broker: Broker, fleet: str, name: str = "d1") -> MqttListener:
     listener = MqttListener(broker, fleet=fleet, decoder=name, boot="b", rng=Random(1))
-    listener._backoff = Backoff(Random(1), base=0.01, cap=0.05)
+    listener._backoff = Backoff(Random(1), base=0.01, out_of_reach=0.05, kicked=0.05)
     return listener
 
 
