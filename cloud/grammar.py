@@ -23,6 +23,10 @@ _COMPACT: "JsonCompileOptions" = {
 """One way to space a text: a model cannot lose itself, or its budget, in white space."""
 
 
+MAX_SCHEMA = 64 * 1024
+"""Characters of a schema: compiling a longer one would keep everybody waiting."""
+
+
 class JsonConstraint:
     """One reply's way through a grammar. Used by the engine's thread alone once the reply began."""
 
@@ -65,8 +69,12 @@ class Grammar:
         """Return a matcher at the start of what `schema` (JSON text) allows.
 
         Raises:
-            ConfigError: it is no JSON schema, or asks for what is not supported.
+            ConfigError: it is no JSON schema, too long, or asks for what is not supported.
         """
+        if len(schema) > MAX_SCHEMA:
+            raise ConfigError(
+                f"schema: {len(schema)} characters; at most {MAX_SCHEMA} are taken: make it shorter"
+            )
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
         except ValueError as error:

@@ -6,6 +6,10 @@ from cloud.template import ChatTemplate, ChatTurn
 from cloud.voice import MIN_REPLY
 from shared.errors import ContextLengthError
 
+MAX_CHARACTERS = 16
+"""Characters of a system text for each token of the context: more are not even encoded, which would
+take long and keep everybody waiting. A token of ordinary text has about four."""
+
 
 class History:
     """The turns of one conversation, as ids.
@@ -27,6 +31,12 @@ class History:
             ContextLengthError: the system text leaves no room.
             ModelError: the model takes no system text.
         """
+        most = MAX_CHARACTERS * self._context
+        if len(system) > most:
+            raise ContextLengthError(
+                f"the system text has {len(system)} characters; a context of {self._context} "
+                f"tokens takes {most} at most: shorten it"
+            )
         opening = self._template.opening(system)
         if len(opening) + 2 * MIN_REPLY > self._context:
             raise ContextLengthError(

@@ -89,7 +89,8 @@ def check_document(payload: bytes, pre: str) -> None:
     """Check that `payload` is a document of `bpe_document`, for the rule `pre`.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: it is another one, or a merge is not of two tokens that make a third: the
+            library would panic.
     """
     model = msgspec.json.decode(payload, type=_Document).model
     tokens = list(model.vocab)
@@ -98,3 +99,8 @@ def check_document(payload: bytes, pre: str) -> None:
             f"its {len(tokens)} tokens with {len(model.merges)} merges are not in the form that "
             "deltarelay writes: make the blob with the same version"
         )
+    known = model.vocab
+    for rank, merge in enumerate(model.merges):
+        left, space, right = merge.partition(" ")
+        if not (space and left in known and right in known and left + right in known):
+            raise ValueError(f"merge {rank} {merge!r} is not of two tokens that make a third")

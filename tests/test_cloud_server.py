@@ -517,3 +517,22 @@ def test_a_device_with_too_many_conversations_loses_its_own_and_nobody_elses(
                 assert await answer(kept, "And then home")
 
     in_world(test)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"system": "x" * 9000}, "system text has 9000 characters"),
+        (
+            {"schema": '{"enum": ["' + "x" * 70_000 + '"]}'},
+            r"schema: \d+ characters; at most 65536",
+        ),
+    ],
+)
+def test_what_would_take_long_to_prepare_is_refused_unread(asked: dict[str, str], why: str) -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent, agent.conversation(**asked) as talk:  # type: ignore[arg-type]
+            with pytest.raises(DeltarelayError, match=why):
+                await answer(talk, "Find a charger")
+
+    in_world(test)

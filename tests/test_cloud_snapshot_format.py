@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud.snapshot.format import (
+    LOG_MAGIC,
     SavedConversation,
     SegmentHead,
     block_keys,
@@ -156,3 +157,10 @@ def test_a_key_depends_on_the_namespace_and_on_every_id_before() -> None:
         assert set(block_keys(other, ids, 16)).isdisjoint(keys)
     assert set(block_keys(("tenant", ""), [1, *ids[1:]], 16)).isdisjoint(keys)
     assert block_keys(("tenant", ""), [*ids[:20], 1, *ids[21:]], 16)[:1] == keys[:1]
+
+
+@pytest.mark.parametrize("body", [b"\x81\xa1x" + b"\x91" * 100_000, b"\x81\xa1x\xa2\xff\xfe", b""])
+def test_a_log_whose_crc_is_right_and_whose_body_is_not_is_refused(body: bytes) -> None:
+    head = struct.pack("<8sII", LOG_MAGIC, len(body), zlib.crc32(body))
+    with pytest.raises(InputError, match="here: no log of this version"):
+        decode_log(head + body, "here")

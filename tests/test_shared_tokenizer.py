@@ -267,6 +267,14 @@ def test_a_sentencepiece_whose_pieces_are_no_text_is_refused_when_it_is_loaded()
         b"".join(map(target.piece, range(target.header.vocabulary)))
 
 
+@pytest.mark.parametrize("merge", ["a c", "c a", "b a", "ab", "a  b", " a", "a ", "a b a", ""])
+def test_a_merge_that_is_not_of_two_tokens_that_make_a_third_is_refused(merge: str) -> None:
+    tokens = ["<s>", "a", "b", "ab", ""]
+    assert load_tokenizer(bpe_blob(tokens, ["a b"], pre="gpt-2", control=[0])).encode("ab") == [3]
+    with pytest.raises(ModelError, match=r"merge 1 .* is not of two tokens that make a third"):
+        load_tokenizer(bpe_blob(tokens[:4], ["a b", merge], pre="gpt-2", control=[0]))
+
+
 @pytest.mark.parametrize("blob", [b"", b"\n", b"{}", b"{}\n", b"[1]\n", b"\xff" * 9, b"null\n{}"])
 def test_what_is_no_blob_is_refused(blob: bytes) -> None:
     with pytest.raises(ModelError, match=f"blob of {len(blob)} bytes is damaged"):

@@ -108,7 +108,7 @@ def decode_log(data: bytes, place: str) -> SavedConversation:
         raise InputError(f"{place}: the log has another CRC than when it was written: damaged")
     try:
         saved = msgspec.msgpack.decode(body, type=SavedConversation)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise InputError(f"{place}: no log of this version: {error}") from None
     finished = saved.stream.turn + (saved.stream.reason is not None)
     if len(saved.turns) != finished:

@@ -26,6 +26,8 @@ _WAIT = 2.0
 _WAKE = b"w"
 _BURST = 256
 """Frames, or wake-ups, taken before the event loop may do something else."""
+_TURN = 0.005
+"""Seconds that frames may take before it may: what a frame asks for can be much."""
 _ACCEPT_PAUSE = 0.2
 """Seconds without accepting after no descriptor was left for a client."""
 
@@ -99,9 +101,12 @@ class ShmTransport:
             self._wake_peer()
 
     def _read(self, most: int) -> bool:
-        """Deliver up to `most` frames; return whether there may be more."""
+        """Deliver up to `most` frames, for a moment; return whether there may be more."""
         frame: bytes | None = b""
+        until = self._loop.time() + _TURN
         while frame is not None and most and self.is_open and self._on_frame is not None:
+            if self._loop.time() > until:
+                break
             frame = self._segment.consumer.read()
             if frame is not None:
                 self._on_frame(frame)
@@ -134,11 +139,18 @@ class ShmTransport:
         else:
             self._hang_up()
 
-    def _hang_up(self) -> None:
-        try:  # what it wrote before it left
-            self._read(SLOTS)
+    def _hang_up(self, turns: int = SLOTS) -> None:
+        """The peer is gone: read what it wrote before it left, no more than a ring has, and end."""
+        if not self.is_open:
+            return
+        self._loop.remove_reader(self._control.fileno())
+        try:
+            if turns and self._read(_BURST):
+                self._loop.call_soon(self._hang_up, turns - 1)
+                return
         except DeltarelayError as error:
             self._end(error)
+            return
         self._end(LinkError(f"{self.name}: the peer is gone"))
 
     def _end(self, reason: DeltarelayError | None) -> None:

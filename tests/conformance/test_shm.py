@@ -10,6 +10,7 @@ import resource
 import socket
 import stat
 import struct
+import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -584,6 +585,35 @@ def test_a_flood_leaves_the_event_loop_its_turns() -> None:
         assert longest <= 2 * shm_module._BURST
         device.close()
         await end.ended()
+
+    run(test)
+
+
+def test_frames_that_ask_for_much_leave_the_event_loop_its_turns_and_none_is_lost() -> None:
+    async def test() -> None:
+        device, decoder = sealed_pair()
+        order: list[str] = []
+        end = End(decoder)
+
+        def take(frame: bytes) -> None:
+            order.append("frame")
+            time.sleep(0.01)
+
+        def turn() -> None:
+            order.append("other")
+            if not end.ends:
+                asyncio.get_running_loop().call_soon(turn)
+
+        end.on_frame = take
+        end.start()
+        for _ in range(20):
+            device.send(b"x")
+        device.close()  # what was written before is read all the same, a little at a time
+        turn()
+        assert isinstance(await end.ended(), LinkError)
+        assert order.count("frame") == 20
+        longest = max(len(run) for run in "".join(word[0] for word in order).split("o"))
+        assert longest <= 2
 
     run(test)
 

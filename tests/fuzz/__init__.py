@@ -15,6 +15,7 @@ TARGETS = (
     "session_cloud",
     "session_edge",
     "session_link",
+    "snapshot",
     "state",
     "tokenizer",
 )

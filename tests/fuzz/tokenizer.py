@@ -51,7 +51,7 @@ def _of_pieces(model: bytes) -> bytes:
     """Give a SentencePiece model a header that fits it, if it loads at all."""
     try:
         size = SentencePieceProcessor(model_proto=model).vocab_size()
-    except RuntimeError:
+    except (RuntimeError, UnicodeDecodeError):  # what it says of damaged bytes may be no text
         size = 0
     return pack_tokenizer(TokenizerHeader("spm", "space", size, [0], add_prefix=True), model)
 
