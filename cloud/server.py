@@ -228,7 +228,7 @@ class Decoder:
         count, tenants = self.conversations.forget_device(device)
         tenants.add(self.admission.tenant_of_device(device))
         if self.snapshots is not None:
-            self.snapshots.forget_device(device)
+            await self.snapshots.forget_device(device)
         self.admission.forget(device)
         await self.worker.ask(lambda engine: engine.drop_idle(tenants), _FORGET_WITHIN)
         return count

@@ -564,3 +564,16 @@ def test_kills_at_any_moment_leave_conversations_as_they_would_have_been(tmp_pat
             assert got == expected
 
     in_hall(tmp_path, scene)
+
+
+def test_a_device_that_is_forgotten_has_no_file_left_once_that_is_confirmed(tmp_path: Path) -> None:
+    async def scene(hall: Hall) -> None:
+        async with hall.agent() as agent, agent.conversation(max_tokens=12, keep=True) as talk:
+            await answer(talk, LONG)
+            await hall.written()
+            assert segments(hall.folder)
+        assert await hall.decoder.forget_device("car") == 1
+        assert not list(read_conversations(hall.folder))
+        assert segments(hall.folder) == []
+
+    in_hall(tmp_path, scene)

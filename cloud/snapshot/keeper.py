@@ -129,11 +129,12 @@ class Snapshots:
         self._written.pop((device, name), None)
         self._thread.submit(self._store.forget, device, name)
 
-    def forget_device(self, device: str) -> None:
-        """Delete what there is of a device."""
+    async def forget_device(self, device: str) -> None:
+        """Delete what there is of a device, behind what is being written of it."""
         for key in [key for key in self._written if key[0] == device]:
             del self._written[key]
-        self._thread.submit(self._store.forget_device, device)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._store.forget_device, device)
 
     async def close(self) -> None:
         """Write what has changed, while the engine still runs, and let go of the folder."""
