@@ -14,7 +14,7 @@ from cloud.admission import Admission
 from cloud.orders import Attendance, Order, Orders
 from cloud.registry import Registry
 from shared.errors import AccessError, ConfigError, DeltarelayError, RemoteProtocolError
-from shared.transport.mqtt import check_name
+from shared.transport.mqtt_topics import check_name
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from shared.commands import parser, print_json, progress, start_logging
 from shared.config import load_settings
 from shared.errors import CapacityError, InputError
 from shared.paths import state_folder
-from shared.transport.mqtt import check_name
+from shared.transport.mqtt_topics import check_name
 
 ACTIONS = ("keys", "devices", "forget")
 CONFIRMED_WITHIN = 10.0

@@ -32,8 +32,8 @@ from shared.errors import (
 from shared.frames import DRAINING, HelloBody, Load, WelcomeBody
 from shared.session.cloud import CREDIT, greeting
 from shared.transport import Listener, Transport
-from shared.transport.mqtt import MqttListener
 from shared.transport.mqtt_address import parse_broker, without_secrets
+from shared.transport.mqtt_listener import MqttListener
 from shared.transport.shm import ShmListener
 
 log = logging.getLogger(__name__)

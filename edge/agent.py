@@ -39,7 +39,7 @@ from shared.session import (
 )
 from shared.tokenizer import Tokenizer
 from shared.transport.credentials import Credentials
-from shared.transport.mqtt import check_name
+from shared.transport.mqtt_topics import check_name
 
 log = logging.getLogger(__name__)
 

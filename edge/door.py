@@ -6,8 +6,8 @@ from typing import Protocol
 from shared.errors import ConfigError
 from shared.transport import Transport
 from shared.transport.credentials import Credentials
-from shared.transport.mqtt import MqttDoor
 from shared.transport.mqtt_address import parse_broker, without_secrets
+from shared.transport.mqtt_door import MqttDoor
 from shared.transport.shm import connect_shm
 
 

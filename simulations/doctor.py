@@ -131,7 +131,8 @@ def look_at_broker(address: str) -> Finding:
 
 
 async def _greet_broker(host: str, port: int) -> None:
-    from shared.transport.mqtt_client import Broker, MqttClient
+    from shared.transport.mqtt_address import Broker
+    from shared.transport.mqtt_client import MqttClient
 
     client = MqttClient(
         Broker(host, port),

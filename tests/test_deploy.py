@@ -11,7 +11,7 @@ from cloud.admission import Admission
 from cloud.settings import DecoderSettings
 from edge.__main__ import EdgeSettings
 from shared.config import load_settings
-from shared.transport.mqtt import check_name
+from shared.transport.mqtt_topics import check_name
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").iterdir())

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,18 +21,13 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import CapacityError, DeltarelayError, LinkError
 from shared.transport import MAX_PENDING
-from shared.transport.mqtt_address import Broker, parse_broker
+from shared.transport.mqtt_address import Broker
 from shared.transport.mqtt_trouble import alert_in, closed_early, may_not_publish, no_tls, refused
-
-__all__ = ["Broker", "MqttClient", "parse_broker"]
+from shared.transport.mqtt_window import MAX_WINDOW, Message, SendWindow
 
 KEEPALIVE = 15
 """Seconds; a silent broker is noticed after one and a half of them."""
 CONNECT_TIMEOUT = 5.0
-MAX_WINDOW = 8
-"""QoS 1 messages under way at once, and at most half of what the broker allows."""
-MAX_SHARE = MAX_PENDING // 16
-"""Bytes that may wait on one topic when room is scarce."""
 _RECEIVE_MAXIMUM = 64
 _BROKE = "the connection broke"
 _SUCCESS = MQTTErrorCode.MQTT_ERR_SUCCESS
@@ -63,13 +57,7 @@ class MqttClient:
         self._on_message, self._on_lost = on_message, on_lost
         self._on_refused = on_refused
         self._loop = asyncio.get_running_loop()
-        self._window = 1
-        self._under_way: dict[int, str] = {}
-        """QoS 1 messages that the broker has not acknowledged, and their topics."""
-        self._pending: deque[tuple[str, bytes, bool]] = deque()
-        self._pending_bytes = 0
-        self._waiting = Counter[str]()
-        """Bytes that are pending, by topic."""
+        self.window = SendWindow()
         self._inbox: list[tuple[str, bytes]] = []
         self._answers: dict[int, asyncio.Future[list[ReasonCode]]] = {}
         self._connack: asyncio.Future[None] = self._loop.create_future()
@@ -152,33 +140,22 @@ class MqttClient:
         if not self._open:
             return
         if provisional:
-            if not self._pending and not self._paho.want_write():
+            if self.window.is_idle and not self._paho.want_write():
                 self._paho.publish(topic, payload, qos=0)
                 self._flush_socket()
             return
-        self._pending.append((topic, payload, False))
-        self._pending_bytes += len(payload)
-        self._waiting[topic] += len(payload)
-        if self._pending_bytes > MAX_PENDING:
-            waiting = f"{self.broker.name}: {self._pending_bytes} bytes wait for the broker"
+        self.window.add(Message(topic, payload))
+        if self.window.num_bytes > MAX_PENDING:
+            waiting = f"{self.broker.name}: {self.window.num_bytes} bytes wait for the broker"
             self._lose(CapacityError(waiting))
             return
-        self._send_pending()
-
-    def is_crowded_by(self, topic: str) -> bool:
-        """Tell whether there is little room left, and one topic has more than its share of it."""
-        return self._pending_bytes > MAX_PENDING // 2 and self._waiting[topic] > MAX_SHARE
-
-    def drop(self, topic: str) -> None:
-        """Forget what waits for the window on one topic."""
-        self._pending = deque(waiting for waiting in self._pending if waiting[0] != topic)
-        self._pending_bytes -= self._waiting.pop(topic, 0)
+        self._send_waiting()
 
     def publish_state(self, topic: str, payload: bytes) -> None:
         """Publish a retained message in order with the others; empty clears it."""
         if self._open:
-            self._pending.append((topic, payload, True))
-            self._send_pending()
+            self.window.add(Message(topic, payload, retain=True))
+            self._send_waiting()
 
     def close(self) -> None:
         """Disconnect; the broker publishes the will. What waits for the window is lost."""
@@ -221,15 +198,11 @@ class MqttClient:
         if not opening.cancelled() and opening.exception() is None:
             self._drop()
 
-    def _send_pending(self) -> None:
-        while self._open and self._pending and len(self._under_way) < self._window:
-            topic, payload, retain = self._pending.popleft()
-            if not retain:
-                self._pending_bytes -= len(payload)
-                self._waiting[topic] -= len(payload)
-                if not self._waiting[topic]:
-                    del self._waiting[topic]
-            self._under_way[self._paho.publish(topic, payload, qos=1, retain=retain).mid] = topic
+    def _send_waiting(self) -> None:
+        while self._open and (message := self.window.take()) is not None:
+            topic, payload, retain = message
+            sent = self._paho.publish(topic, payload, qos=1, retain=retain)
+            self.window.sent(sent.mid, topic)
         self._flush_socket()
 
     def _flush_socket(self) -> None:
@@ -261,7 +234,7 @@ class MqttClient:
         for topic, payload in inbox:
             if self._open:
                 self._on_message(topic, payload)
-        self._send_pending()
+        self._send_waiting()
 
     def _tick(self) -> None:
         if self._open:
@@ -305,14 +278,14 @@ class MqttClient:
             return
         self._paho.on_log = None
         allowed = getattr(props, "ReceiveMaximum", 65535)
-        self._window = max(1, min(MAX_WINDOW, allowed // 2))
+        self.window.allow(allowed)
         self._connack.set_result(None)
 
     def _message(self, _client: Any, _userdata: Any, message: MQTTMessage) -> None:
         self._inbox.append((message.topic, bytes(message.payload)))
 
     def _published(self, _c: Any, _u: Any, mid: int, reason: ReasonCode, _props: Any) -> None:
-        topic = self._under_way.pop(mid, None)  # QoS 0 is reported, too
+        topic = self.window.acknowledged(mid)  # QoS 0 is reported, too
         if topic is not None and reason.is_failure:
             error = LinkError(f"{self.broker.name}: {may_not_publish(topic, reason)}")
             self._loop.call_soon(self._on_refused, topic, error)

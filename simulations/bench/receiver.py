@@ -12,8 +12,8 @@ from shared.frames import WelcomeBody
 from shared.session import CloudSession, Event, Greeted, Revised
 from shared.session.cloud import greeting
 from shared.transport import Listener, Transport
-from shared.transport.mqtt import MqttListener
-from shared.transport.mqtt_client import parse_broker
+from shared.transport.mqtt_address import parse_broker
+from shared.transport.mqtt_listener import MqttListener
 from shared.transport.shm import ShmListener
 
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from shared.commands import progress
-from shared.transport.mqtt_client import MAX_WINDOW
+from shared.transport.mqtt_window import MAX_WINDOW
 from simulations.simulate.drive import choose_drive
 from simulations.simulate.faults import plan_faults
 from simulations.simulate.leaks import Resources

@@ -12,8 +12,9 @@ from random import Random
 from shared.errors import DeltarelayError
 from shared.transport import Listener, Transport
 from shared.transport.loopback import loopback_pair
-from shared.transport.mqtt import MqttListener, connect_mqtt
 from shared.transport.mqtt_address import Broker
+from shared.transport.mqtt_door import connect_mqtt
+from shared.transport.mqtt_listener import MqttListener
 from shared.transport.segment import Segment, create_memory
 from shared.transport.shm import ShmListener, ShmTransport, connect_shm
 from simulations.link import Direction, EmulatedTransport

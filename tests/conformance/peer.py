@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from shared.transport import Transport
-from shared.transport.mqtt import MqttListener, connect_mqtt
-from shared.transport.mqtt_client import parse_broker
+from shared.transport.mqtt_address import parse_broker
+from shared.transport.mqtt_door import connect_mqtt
+from shared.transport.mqtt_listener import MqttListener
 from shared.transport.shm import ShmListener, connect_shm
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,12 @@ import pytest
 
 from shared.backoff import Backoff
 from shared.errors import CapacityError, ConfigError, LinkError
-from shared.transport import mqtt
-from shared.transport.mqtt import MqttListener, State, check_name, choose_decoder, connect_mqtt
+from shared.transport import mqtt_door, mqtt_listener
 from shared.transport.mqtt_address import Broker
 from shared.transport.mqtt_client import MqttClient
+from shared.transport.mqtt_door import choose_decoder, connect_mqtt
+from shared.transport.mqtt_listener import MqttListener
+from shared.transport.mqtt_topics import State, check_name
 from shared.transport.mqtt_transport import MqttTransport
 from simulations.broker import Broker as RealBroker
 from simulations.broker import open_broker
@@ -68,7 +70,7 @@ def test_without_a_broker_a_device_is_told_so() -> None:
 def test_without_a_decoder_a_device_is_told_where_it_looked(
     broker: Broker, fleet: str, monkeypatch: pytest.MonkeyPatch, wanted: str | None
 ) -> None:
-    monkeypatch.setattr(mqtt, "DISCOVERY", 0.1)
+    monkeypatch.setattr(mqtt_door, "DISCOVERY", 0.1)
 
     async def test() -> None:
         async with listening(decoder(broker, fleet if wanted else "another")):
@@ -280,7 +282,7 @@ def test_after_a_restart_of_the_broker_both_ends_find_each_other_again(
                     again.transport.send(b"back")
                     assert await (await waiting.next(2)).has(1) == [b"back"]
 
-    with caplog.at_level(logging.INFO, logger="shared.transport.mqtt"):
+    with caplog.at_level(logging.INFO, logger="shared.transport.mqtt_listener"):
         run(test)
     assert "connected again" in caplog.text
 
@@ -348,7 +350,7 @@ def test_a_device_whose_broker_dies_while_it_looks_for_a_decoder_is_told_at_once
             started = asyncio.get_running_loop().time()
             with pytest.raises(LinkError):
                 await connecting
-            assert asyncio.get_running_loop().time() - started < mqtt.DISCOVERY / 2
+            assert asyncio.get_running_loop().time() - started < mqtt_door.DISCOVERY / 2
 
     run(test)
 
@@ -362,7 +364,7 @@ def test_more_devices_than_a_decoder_takes_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(mqtt, "MAX_DEVICES", 1)
+    monkeypatch.setattr(mqtt_listener, "MAX_DEVICES", 1)
 
     async def test() -> None:
         async with (
@@ -382,7 +384,7 @@ def test_more_devices_than_a_decoder_takes_are_ignored(
 def test_states_of_strangers_are_no_decoders(
     broker: Broker, fleet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mqtt, "DISCOVERY", 0.2)
+    monkeypatch.setattr(mqtt_door, "DISCOVERY", 0.2)
 
     async def test() -> None:
         stranger = MqttClient(
@@ -459,16 +461,19 @@ def test_a_device_that_asks_for_more_than_it_takes_costs_nobody_else_the_broker(
                 other = await waiting.next(2)
                 client = listener._client
                 assert client is not None
-                window, client._window = client._window, 0  # the broker takes nothing for a while
+                size, client.window.size = (
+                    client.window.size,
+                    0,
+                )  # the broker takes nothing for a while
                 for _ in range(200):
                     ours.transport.send(bytes(65_536))
                 other.transport.send(b"unharmed")
-                client._window = window
-                client._send_pending()
+                client.window.size = size
+                client._send_waiting()
                 assert isinstance(await ours.ended(), CapacityError)
                 assert "hung up" in str(await greedy.ended())
                 assert await quiet.has(1) == [b"unharmed"]
                 assert listener._client is client, "the broker was never lost"
-                assert client._waiting.total() == client._pending_bytes == 0
+                assert client.window._by_topic.total() == client.window.num_bytes == 0
 
     run(test)

@@ -17,7 +17,8 @@ import pytest
 from shared.errors import CapacityError, ConfigError, DeltarelayError, LinkError
 from shared.transport import MAX_PENDING, mqtt_client
 from shared.transport.mqtt_address import Broker, parse_broker
-from shared.transport.mqtt_client import MAX_WINDOW, MqttClient
+from shared.transport.mqtt_client import MqttClient
+from shared.transport.mqtt_window import MAX_WINDOW
 from tests.conformance.ends import open_fds, run, until
 from tests.conformance.fake_broker import FakeBroker, fake_broker
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError, LinkError
-from shared.transport import mqtt
+from shared.transport import mqtt_door
 from shared.transport.credentials import PASSWORD, Credentials
-from shared.transport.mqtt import MqttListener, check_name, connect_mqtt
 from shared.transport.mqtt_address import parse_broker
 from shared.transport.mqtt_client import MqttClient
+from shared.transport.mqtt_door import connect_mqtt
+from shared.transport.mqtt_listener import MqttListener
+from shared.transport.mqtt_topics import check_name
 from tests.conformance.ends import End, greet, listening, run, until
 from tests.conformance.secure_broker import SecureBroker, secure_broker
 
@@ -143,7 +145,7 @@ def test_a_wrong_password_is_refused_and_not_shown(
         assert "guessed" not in str(error.value)
         monkeypatch.setenv(PASSWORD, "car's word")
         from_environment = Credentials(wrong.ca, username="car")
-        monkeypatch.setattr(mqtt, "DISCOVERY", 0.1)
+        monkeypatch.setattr(mqtt_door, "DISCOVERY", 0.1)
         with pytest.raises(LinkError, match="no decoder"):  # it got in
             found = parse_broker(broker.password_url, from_environment)
             await connect_mqtt(found, fleet=FLEET, device="car")

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.transport.mqtt import State, _role
+from shared.transport.mqtt_topics import State, role_of
 
 
 def seeds() -> list[bytes]:
@@ -17,4 +17,4 @@ def seeds() -> list[bytes]:
 
 def target(data: bytes) -> None:
     """It has a role, or none."""
-    assert isinstance(_role(data), str)
+    assert isinstance(role_of(data), str)
