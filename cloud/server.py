@@ -34,7 +34,7 @@ from shared.session.cloud import CREDIT, greeting
 from shared.transport import Listener, Transport
 from shared.transport.mqtt_address import parse_broker, without_secrets
 from shared.transport.mqtt_listener import MqttListener
-from shared.transport.shm import ShmListener
+from shared.transport.shm_listener import ShmListener
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from shared.frames import (
 from shared.session.conversation_log import Turn
 from shared.tokenlog import crc_of, history_crc
 from shared.transport import Transport
-from shared.transport.shm import ShmListener
+from shared.transport.shm_listener import ShmListener
 from simulations.simulate.children import ReportingProcess
 from simulations.simulate.command import simulate
 from simulations.simulate.compare import differing_talks

@@ -14,7 +14,7 @@ from shared.session.cloud import greeting
 from shared.transport import Listener, Transport
 from shared.transport.mqtt_address import parse_broker
 from shared.transport.mqtt_listener import MqttListener
-from shared.transport.shm import ShmListener
+from shared.transport.shm_listener import ShmListener
 
 
 def allow_all(ids: Sequence[int], *, reply: bool = False) -> None:

@@ -16,7 +16,8 @@ from shared.transport.mqtt_address import Broker
 from shared.transport.mqtt_door import connect_mqtt
 from shared.transport.mqtt_listener import MqttListener
 from shared.transport.segment import Segment, create_memory
-from shared.transport.shm import ShmListener, ShmTransport, connect_shm
+from shared.transport.shm import ShmTransport, connect_shm
+from shared.transport.shm_listener import ShmListener
 from simulations.link import Direction, EmulatedTransport
 
 HELLO = b"\x10hello"

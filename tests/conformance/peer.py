@@ -16,7 +16,8 @@ from shared.transport import Transport
 from shared.transport.mqtt_address import parse_broker
 from shared.transport.mqtt_door import connect_mqtt
 from shared.transport.mqtt_listener import MqttListener
-from shared.transport.shm import ShmListener, connect_shm
+from shared.transport.shm import connect_shm
+from shared.transport.shm_listener import ShmListener
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,10 +19,12 @@ import pytest
 
 from shared.errors import CapacityError, LinkError, RemoteProtocolError
 from shared.transport import shm as shm_module
+from shared.transport import shm_listener
 from shared.transport.handover import receive_memory, send_memory
 from shared.transport.ring import SLOTS, Ring, ring_bytes
 from shared.transport.segment import SIZE, Segment, create_memory
-from shared.transport.shm import ShmListener, ShmTransport, connect_shm
+from shared.transport.shm import ShmTransport, connect_shm
+from shared.transport.shm_listener import ShmListener
 from tests.conformance.ends import End, Waiting, listening, open_fds, run, sealed_pair, until
 from tests.conformance.peer import spawned
 
@@ -184,6 +186,24 @@ def test_the_socket_is_for_its_owner_alone_and_goes_with_the_decoder(path: Path)
     run(test)
 
 
+def test_of_two_decoders_that_start_at_once_one_removes_what_a_dead_one_left(path: Path) -> None:
+    async def test() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+            dead.bind(str(path))
+        first, second = ShmListener(path), ShmListener(path)
+        with first._alone():
+            with pytest.raises(LinkError, match="another decoder listens here"):
+                await second.start(Waiting())
+        async with listening(first):
+            with pytest.raises(LinkError, match="another decoder listens here"):
+                await second.start(Waiting())
+            with closing(await connect_shm(path)):
+                pass
+        assert list(path.parent.iterdir()) == []
+
+    run(test)
+
+
 def test_a_decoder_does_not_remove_the_socket_of_a_later_one(path: Path) -> None:
     async def test() -> None:
         first = ShmListener(path)
@@ -203,7 +223,7 @@ def test_a_decoder_does_not_remove_the_socket_of_a_later_one(path: Path) -> None
 def test_another_user_is_refused_by_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with listening(ShmListener(path)) as waiting:
-            monkeypatch.setattr(shm_module, "peer_of", lambda _socket: (1, 4_000_000_000))
+            monkeypatch.setattr(shm_listener, "peer_of", lambda _socket: (1, 4_000_000_000))
             with pytest.raises(LinkError, match=r"user 4000000000 may not connect.*allow_uids"):
                 await connect_shm(path)
             assert waiting.ends == []
@@ -216,7 +236,8 @@ def test_an_allowed_user_gets_memory_that_nobody_can_shrink(
 ) -> None:
     async def test() -> None:
         async with listening(ShmListener(path, allow_uids=[4242])) as waiting:
-            monkeypatch.setattr(shm_module, "peer_of", lambda _socket: (1, 4242))
+            for module in (shm_listener, shm_module):
+                monkeypatch.setattr(module, "peer_of", lambda _socket: (1, 4242))
             device = End(await connect_shm(path)).start()
             device.transport.send(b"x")
             end = await waiting.next()
@@ -238,7 +259,8 @@ def test_the_memory_of_another_user_must_be_sealed(
     async def test() -> None:
         async with listening(ShmListener(path, allow_uids=[4242])):
             foreign = iter([(1, os.getuid()), (1, 4242)])  # only the client sees another user
-            monkeypatch.setattr(shm_module, "peer_of", lambda _socket: next(foreign))
+            for module in (shm_listener, shm_module):
+                monkeypatch.setattr(module, "peer_of", lambda _socket: next(foreign))
             with pytest.raises(RemoteProtocolError, match="not sealed"):
                 await connect_shm(path)
 
@@ -471,7 +493,7 @@ def test_a_client_that_is_gone_before_it_gets_its_memory_costs_none(
     def gone(*_: object, **__: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr(shm_module, "send_memory", gone)
+    monkeypatch.setattr(shm_listener, "send_memory", gone)
 
     async def test() -> None:
         async with listening(ShmListener(path)) as waiting:

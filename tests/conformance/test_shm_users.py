@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from shared.errors import LinkError
-from shared.transport.shm import ShmListener
+from shared.transport.shm_listener import ShmListener
 from tests.conformance.ends import listening, run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
