@@ -32,16 +32,9 @@ from shared.session import (
     Replied,
 )
 from shared.session.conversation_log import MAX_TURN
-from shared.session.edge import (
-    GREET_EVERY,
-    LOAD_LASTS,
-    MAX_SILENCE,
-    PACE,
-    PATIENCE,
-    REPEAT,
-    SILENCE,
-    SLOWER,
-)
+from shared.session.edge import GREET_EVERY, PATIENCE, REPEAT, SILENCE
+from shared.session.pacing import LOAD_LASTS, PACE, SLOWER
+from shared.session.waits import MAX_WAIT
 
 T = 1000.0
 SHA, OTHER = "a" * 64, "b" * 64
@@ -532,7 +525,7 @@ def test_a_reply_of_which_nothing_comes_is_asked_for_less_and_less_often() -> No
     assert session.timer() == T + 1 + SILENCE
     asked = [T + 1 + n / 2 for n in range(200) if asked_again(session, T + 1 + n / 2)]
     waits = [b - a for a, b in pairwise([T + 1, *asked])]
-    assert waits == [SILENCE, 2 * SILENCE, 4 * SILENCE, *[MAX_SILENCE] * (len(waits) - 3)]
+    assert waits == [SILENCE, 2 * SILENCE, 4 * SILENCE, *[MAX_WAIT] * (len(waits) - 3)]
 
 
 def test_each_piece_of_a_reply_breaks_the_silence_and_its_end_ends_it() -> None:

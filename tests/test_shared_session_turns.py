@@ -12,7 +12,8 @@ from shared.session import (
     EdgeStream,
     Replied,
 )
-from shared.session.edge import MAX_SILENCE, SILENCE
+from shared.session.edge import SILENCE
+from shared.session.waits import MAX_WAIT
 from tests.relay_world import Connection, Decoder, World
 
 
@@ -70,7 +71,7 @@ def test_a_reply_is_complete_though_its_end_and_the_first_questions_for_it_are_l
         world.pump()
         assert len(lost.rest()) >= 1
         assert world.finished == []
-    world.now += MAX_SILENCE
+    world.now += MAX_WAIT
     world.settle()
     assert world.finished == [(1, 0)]
     world.check_same()

@@ -1,22 +1,18 @@
 """The edge's end of a connection: greeting, pacing, liveness, its streams. No I/O, no clock."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from msgspec.structs import replace
 
 from shared import frames
 from shared.errors import (
-    AccessError,
     LinkError,
     LocalProtocolError,
-    ModelError,
     RemoteProtocolError,
-    SupersededError,
-    TokenizerMismatchError,
 )
 from shared.frames import HelloBody, Load, OpenBody, WelcomeBody
+from shared.session.agreement import REFUSALS, ending, mismatch
 from shared.session.edge_stream import EdgeStream
 from shared.session.events import (
     BlobArrived,
@@ -29,15 +25,9 @@ from shared.session.events import (
     Refused,
     Replied,
 )
+from shared.session.pacing import PACE, Pacing
+from shared.session.waits import Waits
 
-PACE = 0.030
-"""Seconds between two flushes of one stream."""
-SLOWER = {Load.GREEN: 1, Load.YELLOW: 4, Load.RED: 16}
-"""How much longer between two flushes; under red no tails at all: the end of the turn has them."""
-LOAD_LASTS = 2.0
-"""Seconds a load counts unless an acknowledgement repeats it."""
-_REFUSALS = (AccessError.code, ModelError.code, TokenizerMismatchError.code)
-"""Errors that answer a HELLO, and so its epoch: they are no remains of an earlier connection."""
 PATIENCE = 3.0
 """Seconds without an answer, with work pending, after which the decoder counts as gone."""
 GREET_EVERY = 1.0
@@ -45,19 +35,9 @@ GREET_EVERY = 1.0
 SILENCE = 2.0
 """Seconds without a word of a reply after which it is asked for: a frame of it, its end, or the
 answer to an earlier question may be lost. Twice as long each time."""
-MAX_SILENCE = 16.0
 REPEAT = 1.25
 """Seconds without an acknowledgement after which a stream's last frame is sent again; twice as long
 each time. It makes up for frames that were lost with nothing behind them to show it."""
-
-
-@dataclass(slots=True)
-class _Wait:
-    """For news of a stream: `state` is what has been heard so far."""
-
-    state: tuple[int, ...]
-    until: float
-    seconds: float
 
 
 class EdgeSession:
@@ -76,7 +56,7 @@ class EdgeSession:
         durable: bool = False,
     ) -> None:
         self._hello, self._durable = hello, durable
-        self._pace, self._patience = pace, patience
+        self._pacing, self._patience = Pacing(pace), patience
         self._epoch = hello.epoch
         self._asked = ""
         """Tag of the HELLO whose WELCOME counts; empty without a connection."""
@@ -88,17 +68,10 @@ class EdgeSession:
         self._streams: dict[int, EdgeStream] = {}
         self._numbers = count(1)
         self._out: list[Outgoing] = []
-        self._flush_at: dict[int, float] = {}
-        self._flushed: dict[int, float] = {}
         self._blocked: set[int] = set()
         """Streams out of credit: the next ACK flushes them."""
-        self._silences: dict[int, _Wait] = {}
-        """For replies, by stream."""
-        self._repeats: dict[int, _Wait] = {}
-        """For acknowledgements, by stream."""
+        self._replies, self._acknowledgements = Waits(SILENCE), Waits(REPEAT)
         self.welcome: WelcomeBody | None = None
-        self.load = Load.GREEN
-        self._load_until = 0.0
 
     # --- the connection
 
@@ -111,6 +84,11 @@ class EdgeSession:
     def awaits_reply(self) -> bool:
         """A turn has ended whose reply is not complete."""
         return any(stream.ended for stream in self._streams.values())
+
+    @property
+    def load(self) -> Load:
+        """What the decoder said last of how busy it is."""
+        return self._pacing.load
 
     @property
     def epoch(self) -> int:
@@ -160,20 +138,15 @@ class EdgeSession:
 
     def touch(self, stream: EdgeStream, now: float, *, urgent: bool = False) -> None:
         """`stream` was revised: flush it at once if `urgent` or it was quiet, else at its pace."""
-        if stream.number not in self._streams:
-            return
-        pace = self._pace * SLOWER[self._load_at(now)]
-        due = self._flushed.get(stream.number, -pace) + pace
-        self._flush_at[stream.number] = now if urgent else max(now, due)
+        if stream.number in self._streams:
+            self._pacing.touch(stream.number, now, urgent=urgent)
 
     def forget(self, stream: EdgeStream) -> None:
         """Drop a closed stream."""
         self._streams.pop(stream.number, None)
-        self._flush_at.pop(stream.number, None)
-        self._flushed.pop(stream.number, None)
         self._blocked.discard(stream.number)
-        self._silences.pop(stream.number, None)
-        self._repeats.pop(stream.number, None)
+        for timers in (self._pacing, self._replies, self._acknowledgements):
+            timers.forget(stream.number)
 
     def fetch(self, digest: str, offset: int = 0) -> None:
         """Ask for a blob from `offset` on."""
@@ -187,9 +160,8 @@ class EdgeSession:
         """When `poll` wants to run next, in the caller's clock; None: after something happened."""
         times: list[float] = []
         if self._live:
-            times += self._flush_at.values()
-            times += (wait.until for wait in self._silences.values())
-            times += (wait.until for wait in self._repeats.values())
+            for timers in (self._pacing, self._replies, self._acknowledgements):
+                times += timers.times
         if self._greeting is not None:
             times.append(self._greet_at)
         if self._pending_since is not None:
@@ -199,10 +171,9 @@ class EdgeSession:
     def poll(self, now: float) -> list[Event]:
         """Run what is due at `now`; afterwards `take_outgoing` has what is owed to the wire."""
         if self._live:
-            for number in [n for n, at in self._flush_at.items() if at <= now]:
-                del self._flush_at[number]
-                self._flushed[number] = now
-                if self._streams[number].flush(with_tail=self._load_at(now) < Load.RED):
+            with_tail = self._pacing.load_at(now) < Load.RED
+            for number in self._pacing.take_due(now):
+                if self._streams[number].flush(with_tail=with_tail):
                     self._blocked.add(number)
             self._watch(now)
             self._break_silences(now)
@@ -233,9 +204,10 @@ class EdgeSession:
             case frames.Welcome():
                 return self._on_welcome(frame.body, now)
             case frames.Error(stream=frames.CONNECTION):
-                answers = self._live or frame.code in _REFUSALS
+                answers = self._live or frame.code in REFUSALS
                 if frame.epoch == 0 or (answers and frame.epoch == self._epoch):
-                    return self._on_error(frame)
+                    self.disconnect()
+                    return [ending(frame)]
                 return []
             case _:
                 pass
@@ -267,15 +239,13 @@ class EdgeSession:
         self._send(self._greeting)
 
     def _detach(self) -> None:
-        self._live, self._load_until = False, 0.0
+        self._live = False
+        self._pacing.forget_load()
         self._blocked.clear()
-        self._silences.clear()
-        self._repeats.clear()
+        self._replies.clear()
+        self._acknowledgements.clear()
         for stream in self._streams.values():
             stream.detach()
-
-    def _load_at(self, now: float) -> Load:
-        return self.load if now < self._load_until else Load.GREEN
 
     def _watch(self, now: float) -> None:
         """Start or stop the clock of patience."""
@@ -288,15 +258,15 @@ class EdgeSession:
     def _break_silences(self, now: float) -> None:
         """Ask for replies, and repeat frames, of which nothing was heard for a while."""
         for number, stream in self._streams.items():
-            if _is_over(self._silences, number, stream.awaited, now, SILENCE):
+            if self._replies.is_over(number, stream.awaited, now):
                 stream.ask_again()
-            if _is_over(self._repeats, number, stream.unconfirmed_frames, now, REPEAT):
+            if self._acknowledgements.is_over(number, stream.unconfirmed_frames, now):
                 stream.repeat_last()
 
     def _on_welcome(self, body: WelcomeBody, now: float) -> list[Event]:
         if body.answers != self._asked or not self._asked or body.epoch <= self._epoch:
             return []  # to an earlier HELLO, to another agent of this name, or a second copy
-        error = self._mismatch(body)
+        error = mismatch(self._hello, body)
         if error is not None:
             self.disconnect()
             return [Disconnected(error, retry=False)]
@@ -306,7 +276,7 @@ class EdgeSession:
         idle_last = sorted(self._streams.values(), key=lambda stream: not stream.has_words)
         for stream in idle_last:
             stream.attach(body, held.get(stream.number))
-            self._flush_at[stream.number] = now
+            self._pacing.touch(stream.number, now, urgent=True)
             self._forget_if_over(stream)
         return [Connected(body)]
 
@@ -314,45 +284,11 @@ class EdgeSession:
         if stream.closed and not stream.unacknowledged:
             self.forget(stream)
 
-    def _mismatch(self, body: WelcomeBody) -> TokenizerMismatchError | ModelError | None:
-        mine = self._hello
-        if mine.tokenizer and mine.tokenizer != body.tokenizer:
-            return TokenizerMismatchError(
-                f"tokenizer here {mine.tokenizer}, at decoder {body.decoder} {body.tokenizer}: "
-                "connect with the decoder's (leave `tokenizer` unset to fetch it)"
-            )
-        if mine.golden and mine.golden != body.golden:
-            return TokenizerMismatchError(
-                f"tokenizer {body.tokenizer} splits the golden texts differently here "
-                f"({mine.golden}) and at decoder {body.decoder} ({body.golden}): "
-                "install the same tokenizer library versions"
-            )
-        if mine.model and mine.model != body.model:
-            return ModelError(
-                f"model {mine.model!r} was asked for; decoder {body.decoder} serves {body.model!r}"
-            )
-        return None
-
-    def _on_error(self, frame: frames.Error) -> list[Event]:
-        self.disconnect()
-        if frame.code == SupersededError.code:
-            return [Disconnected(SupersededError(frame.text), retry=False)]
-        if frame.code == AccessError.code:
-            return [Disconnected(AccessError(frame.text), retry=False)]
-        if frame.code == TokenizerMismatchError.code:
-            return [Disconnected(TokenizerMismatchError(frame.text), retry=False)]
-        if frame.code == ModelError.code:
-            return [Disconnected(ModelError(frame.text), retry=False)]
-        if frame.code == RemoteProtocolError.code:
-            return [Disconnected(LocalProtocolError(f"the decoder refused: {frame.text}"), False)]
-        return [Disconnected(LinkError(f"the decoder ended the connection: {frame.text}"), True)]
-
     def _on_stream(self, stream: EdgeStream, frame: frames.Frame, now: float) -> list[Event]:
         match frame:
             case frames.Ack():
                 stream.acknowledge(frame)
-                self.load = Load(min(frame.load, Load.RED))
-                self._load_until = now + LOAD_LASTS
+                self._pacing.hear(frame.load, now)
                 self._pending_since = None
                 if stream.number in self._blocked:
                     self._blocked.discard(stream.number)
@@ -383,27 +319,3 @@ class EdgeSession:
         vocabulary = self.welcome.vocabulary if self.welcome else 0
         if ids and max(ids) >= vocabulary:
             raise RemoteProtocolError(f"reply id {max(ids)}: the vocabulary has {vocabulary}")
-
-
-def _is_over(
-    waits: dict[int, _Wait],
-    number: int,
-    state: tuple[int, ...] | None,
-    now: float,
-    seconds: float,
-) -> bool:
-    """Whether nothing was heard for as long as it takes; then the wait begins anew, twice as long.
-
-    Args:
-        state: what has been heard so far; None: nothing is waited for.
-    """
-    wait = waits.get(number)
-    if state is None:
-        waits.pop(number, None)
-    elif wait is None or wait.state != state:
-        waits[number] = _Wait(state, now + seconds, seconds)
-    elif now >= wait.until:
-        wait.seconds = min(2 * wait.seconds, MAX_SILENCE)
-        wait.until = now + wait.seconds
-        return True
-    return False
