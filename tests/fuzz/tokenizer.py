@@ -44,7 +44,6 @@ def target(data: bytes) -> None:
     for token in (-1, 0, size - 1, size, 1 << 40):
         tokenizer.piece(token)
     tokenizer.controls()
-    assert tokenizer.golden
 
 
 def _of_pieces(model: bytes) -> bytes:
