@@ -3,7 +3,7 @@
 Vehicles report as they go (`simulations.traveller`); what they have on disk in the end must agree.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
@@ -96,6 +96,10 @@ class Ledger:
                 self.talks[device, event["talk"]] = talk
             case other:
                 raise LinkError(f"{device} reports {other!r}")
+
+    def is_replying(self, devices: Collection[str]) -> bool:
+        """Tell whether a driver of one of them has been shown a part of a reply."""
+        return any(key.device in devices for key in self.shown_at.keys() - self.done.keys())
 
     def drained_after(self, at: float) -> float:
         """Return how long after `at`, in seconds, all turns that waited then were answered."""
