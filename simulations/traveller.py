@@ -126,9 +126,12 @@ class Traveller:
                     pass
 
     async def _listen(self) -> None:
-        await asyncio.to_thread(sys.stdin.readline)
+        said = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(said), sys.stdin)
+        await said.readline()
         self._stopping.set()
-        self._last_word = (await asyncio.to_thread(sys.stdin.readline)).strip()
+        self._last_word = (await said.readline()).decode().strip()
 
     def _conversation(self, name: str, *, keep: bool) -> AbstractAsyncContextManager[Talk]:
         return self._agent.conversation(

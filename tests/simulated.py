@@ -14,9 +14,14 @@ SMALL = ["context=512", "cache_mb=8", "threads=1", 'precision="exact"']
 
 def small_model(folder: Path) -> str:
     """Write the small model; return where it is. Skip the test where there is no broker."""
+    skip_without_broker()
+    return str(write_model(folder / "model"))
+
+
+def skip_without_broker() -> None:
+    """Skip the test where there is no broker."""
     try:
         with open_broker():
             pass
     except LinkError as error:
         pytest.skip(str(error))
-    return str(write_model(folder / "model"))

@@ -373,6 +373,43 @@ def test_a_process_that_fails_or_lingers_is_reported_with_its_log(tmp_path: Path
     run(test)
 
 
+def test_a_frozen_process_says_nothing_and_then_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        reports: list[Mapping[str, Any]] = []
+        program = [sys.executable, "-c", REPORTER]
+        child = ReportingProcess("car", program, tmp_path / "log", reports.append)
+        await child.start()
+        while not reports:
+            await asyncio.sleep(0.01)
+        thawing = asyncio.create_task(child.freeze(0.5))
+        await asyncio.sleep(0.1)
+        assert Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        await child.tell("hello")
+        await thawing
+        while len(reports) < 2:
+            await asyncio.sleep(0.01)
+        assert reports[1] == {"heard": "hello"}
+        await child.close()
+
+    run(test)
+
+
+def test_only_a_process_that_has_ended_is_revived(tmp_path: Path) -> None:
+    async def test() -> None:
+        program = [sys.executable, "-c", REPORTER]
+        child = ReportingProcess("car", program, tmp_path / "log", lambda _: None)
+        await child.start()
+        assert not await child.revive()
+        await child.tell("end 3")
+        with pytest.raises(LinkError, match="status 3"):
+            await child.ended(20.0)
+        assert await child.revive()
+        assert (child.is_alive, child.num_lives) == (True, 2)
+        await child.close()
+
+    run(test)
+
+
 def test_what_is_left_behind_is_named(tmp_path: Path) -> None:
     async def test() -> None:
         before = Resources.now()
@@ -399,6 +436,8 @@ def test_what_is_left_behind_is_named(tmp_path: Path) -> None:
     [
         (["tunnel", "--seconds", "5"], "15..3600"),
         (["tunnel", "--vehicles", "0"], "1..64"),
+        (["chaos", "--minutes", "61"], "15..3600"),
+        (["failover", "--seconds", "60", "--minutes", "1"], "not allowed with"),
         (["maze"], "invalid choice: 'maze'"),
     ],
 )

@@ -21,7 +21,7 @@ class Simulation:
     vehicles: int
     """How many there are by default."""
     seconds: float
-    """How long it takes by default."""
+    """How long faults are played by default."""
 
 
 SIMULATIONS = {
@@ -33,6 +33,7 @@ SIMULATIONS = {
         4,
         120.0,
     ),
+    "chaos": Simulation("one fault after the other, of every kind, by chance", 4, 600.0),
 }
 
 
@@ -83,12 +84,14 @@ def _parser() -> argparse.ArgumentParser:
             default=simulation.vehicles,
             help="how many (default: %(default)s)",
         )
-        kind.add_argument(
+        length = kind.add_mutually_exclusive_group()
+        length.add_argument(
             "--seconds",
             type=_seconds,
             default=simulation.seconds,
-            help="after which no more turns begin (default: %(default)g)",
+            help="after which nothing more begins (default: %(default)g)",
         )
+        length.add_argument("--minutes", dest="seconds", type=_minutes, help="the same, in minutes")
     return ask
 
 
@@ -102,3 +105,7 @@ def _seconds(text: str) -> float:
     if not 15 <= (seconds := float(text)) <= 3600:
         raise argparse.ArgumentTypeError(f"{text} seconds: 15..3600, so that all faults fit")
     return seconds
+
+
+def _minutes(text: str) -> float:
+    return _seconds(str(60 * float(text)))
