@@ -33,7 +33,27 @@ async def converse(
         whole: send every turn only at its end, as systems without a relay do.
         overlap: go on reading the source while a reply is given, so that new words interrupt it;
             otherwise the source waits for the reply.
+
+    Raises:
+        DeltarelayError: the conversation cannot go on, whether or not anybody speaks.
     """
+    following = asyncio.create_task(
+        _follow(talk, source, observer, whole=whole, overlap=overlap), name="follow"
+    )
+    watching = asyncio.create_task(talk.watch(), name="watch")
+    try:
+        await asyncio.wait((following, watching), return_when=asyncio.FIRST_COMPLETED)
+        await (following if following.done() else watching)
+    finally:
+        for task in (following, watching):
+            task.cancel()
+        await asyncio.gather(following, watching, return_exceptions=True)
+
+
+async def _follow(
+    talk: Talk, source: Source, observer: Observer, *, whole: bool, overlap: bool
+) -> None:
+    """Revise as words come, reply at the end of turns."""
     speaking: asyncio.Task[None] | None = None
     async for reading in source.readings():
         if speaking is not None and not overlap:

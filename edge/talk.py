@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
+from typing import NoReturn
 
 from edge.reply import REOPENED, Reply
 from edge.tokenizer import StreamingEncoder
@@ -46,6 +47,7 @@ class Talk:
         """The encoder of the last turn that ended, should its end be taken back."""
         self._notice = ""
         self._failure: DeltarelayError | None = None
+        self._failed = asyncio.Event()
         self.reply: Reply | None = None
         """The reply of the last turn that ended."""
         self._patience: asyncio.TimerHandle | None = None
@@ -152,6 +154,16 @@ class Talk:
         self._encoder = self._ended
         self._touch(True)
 
+    async def watch(self) -> NoReturn:
+        """Wait until the conversation cannot go on, which may be for ever.
+
+        Raises:
+            DeltarelayError: it cannot; the message says why.
+        """
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
     # --- what the agent reports
 
     def replied(self, reply: Reply | None, ids: tuple[int, ...]) -> None:
@@ -180,6 +192,7 @@ class Talk:
         """The conversation cannot go on."""
         self._stop_waiting()
         self._failure = error
+        self._failed.set()
         if self.reply is not None:
             self.reply.end(Reason.ERROR, error)
 

@@ -26,13 +26,14 @@ class ChildDecoder:
     Args:
         folder: for its socket and its log.
         arguments: of `deltarelay cloud`, besides the socket.
+        through: a program that runs it in its own place, with its arguments: env, taskset, unshare.
     """
 
-    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, folder: Path, arguments: Sequence[str], through: Sequence[str] = ()) -> None:
         self._socket, self.log = folder / "decoder.sock", folder / "decoder.log"
         self.address = f"shm://{self._socket}"
         """Where it listens, whatever else it listens at."""
-        program = [sys.executable, "-m", "cloud", "--with-parent"]
+        program = [*through, sys.executable, "-m", "cloud", "--with-parent"]
         program += ["--set", f"state={folder}/state", "--listen", self.address]
         self._program = [*program, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,13 +68,18 @@ class ChildDecoder:
 
 @asynccontextmanager
 async def open_decoder(
-    model: str, *, listen: Sequence[str] = (), changes: Sequence[str] = ()
+    model: str,
+    *,
+    listen: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    through: Sequence[str] = (),
 ) -> AsyncGenerator[ChildDecoder, None]:
     """Run a decoder until the block is left; it also dies with this process.
 
     Args:
         listen: addresses besides a Unix socket of its own.
         changes: settings, as `--set` takes them.
+        through: a program that runs it in its own place, with its arguments: env, taskset, unshare.
 
     Raises:
         LinkError: it does not come up; the message says what it printed.
@@ -84,7 +90,7 @@ async def open_decoder(
     for change in changes:
         arguments += ["--set", change]
     with tempfile.TemporaryDirectory(prefix="deltarelay-") as folder:
-        decoder = ChildDecoder(Path(folder), arguments)
+        decoder = ChildDecoder(Path(folder), arguments, through)
         try:
             await decoder.start()
             yield decoder

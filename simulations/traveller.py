@@ -1,8 +1,9 @@
 """A vehicle that is never done, as a process: types over a bad link, survives kill -9.
 
 It keeps its conversations in a spool and goes on with them in its next life. What happens it
-reports as JSON lines, by conversation and turn; on the line "stop" from standard input it hears
-its replies out, reports what it has on disk and ends.
+reports as JSON lines, by conversation and turn. Told "stop" on standard input it hears its replies
+out and reports what it has on disk; told "leave" then, it ends and keeps them, told "goodbye" it
+has them forgotten first.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,12 +36,10 @@ SYSTEM = "You are the assistant of a car. Answer in one short sentence."
 TALKS = ("driver", "passenger")
 LONGEST = 80
 """Characters of a turn."""
-PAUSE = (0.5, 2.0)
-"""Seconds between a reply and the next word, at least and at most."""
+SHORTEST_PAUSE = 0.25
+"""Share of the longest pause."""
 ROUGH = 2.0
-"""Seconds of a new connection in which frames overtake each other."""
-REORDER = 0.2
-"""Share of the frames that are overtaken then."""
+"""Seconds of a new connection in which frames overtake each other, where they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,14 @@ class Options:
     spool: Path
     loss: float
     duplicate: float
+    reorder: float
+    """Share of the frames of a new connection that are overtaken."""
     deadline: float
     max_tokens: int
     pace: float
+    """How much faster than a person it types."""
+    pause: float
+    """Most seconds between a reply and the next word."""
     seed: int
     life: int
     """How often it was started before: chance goes another way each time."""
@@ -78,7 +82,10 @@ class BadDoor:
         self._door, self._rng = door, rng
         self._calm = Impairments(loss=options.loss, duplicate=options.duplicate)
         self._rough = Impairments(
-            loss=options.loss, duplicate=options.duplicate, reorder=REORDER, reorder_delay=0.1
+            loss=options.loss,
+            duplicate=options.duplicate,
+            reorder=options.reorder,
+            reorder_delay=0.1,
         )
 
     async def open(self) -> Transport:
@@ -104,31 +111,43 @@ class Traveller:
         self._agent, self._options = agent, options
         self._stopping = asyncio.Event()
         self._rng = Random(options.device)
+        self._last_word = ""
 
     async def travel(self) -> None:
         """Hold all conversations at once."""
+        self._say("ready")
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen_for_stop(), name="stop")
+            group.create_task(self._listen(), name="listen")
             for name in TALKS:
                 group.create_task(self._hold(name), name=name)
+        if self._last_word == "goodbye":
+            for name in TALKS:
+                async with self._conversation(name, keep=False):
+                    pass
 
-    async def _listen_for_stop(self) -> None:
-        await asyncio.to_thread(sys.stdin.readline)
+    async def _listen(self) -> None:
+        said = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(said), sys.stdin)
+        await said.readline()
         self._stopping.set()
+        self._last_word = (await said.readline()).decode().strip()
 
-    async def _hold(self, name: str) -> None:
-        options = self._options
-        async with self._agent.conversation(
+    def _conversation(self, name: str, *, keep: bool) -> AbstractAsyncContextManager[Talk]:
+        return self._agent.conversation(
             name,
             system=f"{name}: {SYSTEM}",
-            max_tokens=options.max_tokens,
-            deadline=options.deadline,
-            keep=True,
-        ) as talk:
+            max_tokens=self._options.max_tokens,
+            deadline=self._options.deadline,
+            keep=keep,
+        )
+
+    async def _hold(self, name: str) -> None:
+        async with self._conversation(name, keep=True) as talk:
             if talk.stream.turns:  # how far it was shown before, nobody knows
-                number = len(talk.stream.turns) - 1
-                say("shown", talk=name, turn=number, index=0, ids=talk.stream.turns[-1].reply_ids)
-                say("done", talk=name, turn=number)
+                number, ids = len(talk.stream.turns) - 1, talk.stream.turns[-1].reply_ids
+                self._say("shown", talk=name, turn=number, index=0, ids=ids)
+                self._say("done", talk=name, turn=number)
             if talk.pending:
                 await self._hear(name, talk, talk.resume())
             while not self._stopping.is_set():
@@ -147,7 +166,7 @@ class Traveller:
             await asyncio.sleep(max(0.0, began + update.at / self._options.pace - loop.time()))
             await talk.revise(update.text, update.stable or None)
         pieces = talk.finish(text)
-        say("ended", talk=name, turn=number)
+        self._say("ended", talk=name, turn=number)
         await self._hear(name, talk, pieces)
 
     async def _hear(self, name: str, talk: Talk, pieces: AsyncIterator[str]) -> None:
@@ -160,7 +179,7 @@ class Traveller:
             fresh, index = reply.ids[heard : reply.shown], heard
             heard += len(fresh)
             if fresh:
-                say("shown", talk=name, turn=reply.turn, index=index, ids=fresh)
+                self._say("shown", talk=name, turn=reply.turn, index=index, ids=fresh)
 
         try:
             async for _ in pieces:
@@ -168,11 +187,12 @@ class Traveller:
         except TurnError as error:
             log.warning("%s, turn %d: %s", name, reply.turn, error)
         show()
-        say("done", talk=name, turn=reply.turn)
+        self._say("done", talk=name, turn=reply.turn)
 
     async def _pause(self) -> None:
         try:
-            async with asyncio.timeout(self._rng.uniform(*PAUSE)):
+            longest = self._options.pause
+            async with asyncio.timeout(self._rng.uniform(SHORTEST_PAUSE * longest, longest)):
                 await self._stopping.wait()
         except TimeoutError:
             pass
@@ -180,7 +200,7 @@ class Traveller:
     def _report(self, name: str, talk: Talk) -> None:
         turns = talk.stream.turns
         texts = [TextDecoder(self._agent.tokenizer).feed(list(turn.user_ids)) for turn in turns]
-        say(
+        self._say(
             "log",
             talk=name,
             conversation=talk.stream.body.conversation,
@@ -188,10 +208,10 @@ class Traveller:
             texts=texts,
         )
 
-
-def say(event: str, **values: object) -> None:
-    """Report one event."""
-    print(json.dumps({"event": event, **values}), flush=True)
+    def _say(self, event: str, **values: object) -> None:
+        """Report an event, and which decoder it is at."""
+        report = {"event": event, "decoder": self._agent.welcome.decoder, **values}
+        print(json.dumps(report), flush=True)
 
 
 async def travel(options: Options) -> None:
@@ -199,13 +219,14 @@ async def travel(options: Options) -> None:
     rng = Random(f"{options.seed}/{options.device}/{options.life}")
     async with AsyncExitStack() as stack:
         agent = await _connect(stack, options, rng)
-        say("ready")
         await Traveller(agent, options).travel()
 
 
 async def _connect(stack: AsyncExitStack, options: Options, rng: Random) -> Agent:
     """Connect; a first life without a link tries again and again."""
-    door = BadDoor(door_to(options.to, fleet="fleet", device=options.device), options, rng)
+    door = door_to(options.to, fleet="fleet", device=options.device)
+    if options.loss or options.duplicate or options.reorder:
+        door = BadDoor(door, options, rng)
     while True:
         try:
             return await stack.enter_async_context(
@@ -224,9 +245,11 @@ def main(arguments: Sequence[str]) -> None:
     ask.add_argument("--spool", type=Path, required=True)
     ask.add_argument("--loss", type=float, default=0.0)
     ask.add_argument("--duplicate", type=float, default=0.0)
+    ask.add_argument("--reorder", type=float, default=0.0)
     ask.add_argument("--deadline", type=float, default=0.0)
     ask.add_argument("--max-tokens", type=int, default=24)
     ask.add_argument("--pace", type=float, default=3.0)
+    ask.add_argument("--pause", type=float, default=2.0)
     ask.add_argument("--seed", type=int, default=1)
     ask.add_argument("--life", type=int, default=0)
     options = ask.parse_args(arguments)

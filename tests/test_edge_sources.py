@@ -1,9 +1,10 @@
 """Keys, lines and scripts as sources."""
 
 import asyncio
-import io
 import os
 import pty
+import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -74,15 +75,62 @@ def test_a_pipe_is_no_keyboard() -> None:
         os.close(write)
 
 
-def test_a_line_is_the_text_so_far_and_an_empty_line_ends_the_turn() -> None:
-    found = readings_of(LineSource(io.StringIO("Find\nFind a\\nb\n\n\nlast")))
+def lines_of(data: bytes, *, cut: int, path: Path | None = None) -> list[Reading]:
+    """Return what a source makes of bytes: in pieces from a pipe, or from a file."""
+
+    async def main() -> list[Reading]:
+        if path is not None:
+            path.write_bytes(data)
+            with path.open("rb") as file:
+                return [reading async for reading in LineSource(file.fileno()).readings()]
+        read, write = os.pipe()
+        try:
+            readings = LineSource(read).readings()
+            taking = asyncio.create_task(collect(readings))
+            for at in range(0, len(data), cut):
+                os.write(write, data[at : at + cut])
+                await asyncio.sleep(0)
+            os.close(write)
+            return await taking
+        finally:
+            os.close(read)
+
+    return asyncio.run(main())
+
+
+async def collect(readings: AsyncIterator[Reading]) -> list[Reading]:
+    return [reading async for reading in readings]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+def test_a_line_is_the_text_so_far_and_an_empty_line_ends_the_turn(
+    tmp_path: Path, cut: int
+) -> None:
+    data = "Find\r\nFinde ä\\nb\n\n\nlast".encode()
+    found = lines_of(data, cut=cut)
     assert found == [
         Reading("Find"),
-        Reading("Find a\nb"),
-        Reading("Find a\nb", 8, ended=True),
+        Reading("Finde ä\nb"),
+        Reading("Finde ä\nb", 9, ended=True),
         Reading("last"),
         Reading("last", 4, ended=True),
     ]
+    assert lines_of(data, cut=cut, path=tmp_path / "lines") == found
+
+
+def test_who_waits_for_a_line_that_never_comes_can_be_ended() -> None:
+    async def main() -> None:
+        read, write = os.pipe()
+        taking = asyncio.create_task(collect(LineSource(read).readings()))
+        await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        os.close(read)
+        os.close(write)
+
+    threads = threading.active_count()
+    asyncio.run(main())
+    assert threading.active_count() == threads
 
 
 def test_a_script_is_typed_character_by_character(tmp_path: Path) -> None:

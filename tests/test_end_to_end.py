@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import cache
@@ -19,7 +20,7 @@ import pytest
 from edge.agent import Agent, connect
 from edge.talk import Talk
 from shared.child import ChildDecoder, open_decoder
-from shared.errors import AccessError, ConfigError, LinkError, ModelError
+from shared.errors import AccessError, ConfigError, LinkError, ModelError, SupersededError
 from shared.transport.credentials import Credentials
 from simulations.broker import open_broker
 from tests.brains import write_model
@@ -427,6 +428,26 @@ def test_an_agent_killed_while_its_reply_comes_is_started_again_and_shows_all_of
             assert again.returncode == 0, again.stderr
             assert again.stdout.startswith(expected + "\n[")
             assert expected.encode().startswith(heard)
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["told to end", "superseded"])
+def test_an_agent_that_waits_for_words_ends_when_it_must(how: str) -> None:
+    async def test() -> None:
+        async with open_decoder(model_folder(), changes=SMALL) as decoder:
+            program = [sys.executable, "-m", "edge", "--to", decoder.address]
+            agent = await asyncio.create_subprocess_exec(
+                *program, "--set", "device=car", stdin=PIPE, stderr=PIPE
+            )
+            assert agent.stderr is not None
+            assert b"connected" in await agent.stderr.readline()
+            if how == "superseded":
+                async with connect(decoder.address, device="car"):
+                    assert await asyncio.wait_for(agent.wait(), 10) == SupersededError.exit_status
+            else:
+                agent.terminate()
+                assert await asyncio.wait_for(agent.wait(), 10) == 143
 
     run(test)
 

@@ -12,30 +12,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from cloud.snapshot.format import SavedConversation, encode_log
+from cloud.snapshot.reader import LOG, folder_of_conversation
 from shared.errors import LinkError
-from shared.frames import (
-    MINOR,
-    Held,
-    Hello,
-    HelloBody,
-    ReplyAck,
-    Welcome,
-    WelcomeBody,
-    decode,
-    encode,
-)
+from shared.frames import OpenBody, Reason
 from shared.session.conversation_log import Turn
-from shared.tokenlog import crc_of, history_crc
-from shared.transport import Transport
-from shared.transport.shm_listener import ShmListener
+from shared.session.saved_stream import SavedStream
+from shared.tokenlog import history_crc
 from simulations.simulate.children import ReportingProcess
 from simulations.simulate.command import simulate
-from simulations.simulate.compare import differing_talks
+from simulations.simulate.compare import differences
 from simulations.simulate.drive import choose_drive
 from simulations.simulate.faults import LONG, most_within, plan_faults
 from simulations.simulate.leaks import Resources
-from simulations.simulate.ledger import Ledger
+from simulations.simulate.ledger import Ledger, LoggedTalk, TurnKey
 from simulations.simulate.mqtt_watch import MqttWatch
 from tests.conformance.ends import run
 from tests.vocabularies import data
@@ -209,6 +201,26 @@ def test_a_driver_who_is_shown_another_reply_is_a_contradiction(index: int, ids:
     assert len(made.contradictions) == 1
 
 
+def test_what_a_life_shows_again_is_repeated_and_what_the_next_one_shows_is_not() -> None:
+    made = ledger(said("ready"), *WHOLE, said("ready"), *WHOLE[1:])
+    assert (made.num_repeated, made.answered_again) == (0, set())
+    made.take("car", said("shown", index=1, ids=[6, 7]), 9.0)
+    made.take("car", said("done"), 9.0)
+    assert made.num_repeated == 1
+    assert made.answered_twice(script) == {TurnKey("car", "driver", 0)}
+
+
+def test_a_turn_that_is_logged_twice_was_answered_twice() -> None:
+    made = ledger(*WHOLE, log(([5, 6], "stop"), ([5], "stop"), texts=["turn 0", "turn 0"]))
+    assert made.answered_twice(script) == {TurnKey("car", "driver", 0)}
+    assert ledger(*WHOLE, log(([5, 6], "stop"))).answered_twice(script) == set()
+
+
+def test_a_vehicle_says_who_serves_it() -> None:
+    made = ledger(said("ready", decoder="north"), said("ended", decoder="south"))
+    assert made.decoders == {"car": "south"}
+
+
 def test_the_backlog_is_drained_when_the_last_turn_that_waited_is_answered() -> None:
     made = ledger(said("ended", 0), said("done", 0), said("ended", 1), said("ended", 2))
     assert made.drained_after(1.5) == 0.0
@@ -224,86 +236,93 @@ def test_a_report_nobody_knows_is_said() -> None:
 
 # --- what a decoder holds
 
-TURNS = (Turn((1, 2), (3, 4), "stop"), Turn((5,), (6, 7), "length"))
+TURNS = (
+    Turn((1, 2), (3, 4), "stop"),
+    Turn((5,), (6, 7), "length"),
+    Turn((8,), (), "error"),
+    Turn((9,), (10, 11), "stop"),
+)
+HELD = [((1, 2), (3, 4)), ((5,), (6, 7)), None, ((9,), (10, 11))]
 
 
-def crc(turns: tuple[Turn, ...]) -> int:
+def crc_of_turns(turns: tuple[Turn, ...]) -> int:
     total = 0
     for turn in turns:
-        total = history_crc(turn.user_ids, turn.reply_ids, total)
+        total = history_crc(*turn.kept, total)
     return total
 
 
-class Holder:
-    """A decoder's answers: holds `turns`; of the last one it was not told that it has arrived."""
-
-    def __init__(self, turns: tuple[Turn, ...], *, confirmed: bool) -> None:
-        self._turns, self._confirmed = turns, confirmed
-
-    def __call__(self, transport: Transport) -> None:
-        def take(data: bytes) -> None:
-            frame = decode(data)
-            if isinstance(frame, ReplyAck):
-                last = self._turns[-1].reply_ids
-                self._confirmed |= (frame.index, frame.crc) == (len(last), crc_of(last))
-            elif isinstance(frame, Hello):
-                transport.send(encode(Welcome(0, 1, self._welcome(frame.body)), MINOR))
-
-        transport.start(take, lambda _: None)
-
-    def _welcome(self, hello: HelloBody) -> WelcomeBody:
-        known = [number for number, name in hello.conversations.items() if name == "known"]
-        before = self._turns if self._confirmed else self._turns[:-1]
-        ended = not self._confirmed
-        held = [
-            Held(number, len(before), crc(before), 0, 0, ended=ended, attempt=0, seq=9)
-            for number in known
-        ]
-        return WelcomeBody("d", "b", 1, "t", "g", "m", "md", held=held)
+def saved(**changes: Any) -> SavedConversation:
+    """Return what a decoder wrote that holds just `TURNS`."""
+    body = OpenBody("c", max_tokens=5)
+    stream = SavedStream(body, len(TURNS), crc_of_turns(TURNS), (), 0)
+    fields = {"stream": stream, "turns": HELD} | changes
+    return SavedConversation(tokenizer="t", device="car", epoch=3, adapter="", **fields)
 
 
-def differing(folder: Path, holder: Holder, *names: str) -> list[str]:
-    found: list[str] = []
-
-    async def test() -> None:
-        listener = ShmListener(folder / "d.sock")
-        await listener.start(holder)
-        try:
-            talks = dict.fromkeys(names, TURNS)
-            found.extend(await differing_talks(str(folder / "d.sock"), "car", talks))
-        finally:
-            await listener.close()
-
-    run(test)
-    return found
+def unconfirmed(conversation: SavedConversation) -> SavedConversation:
+    """Return it as it is before the vehicle has confirmed the last reply."""
+    stream, last = conversation.stream, TURNS[-1]
+    stream = replace(
+        stream,
+        turn=stream.turn - 1,
+        history=crc_of_turns(TURNS[:-1]),
+        committed=last.user_ids,
+        reply=last.reply_ids,
+        reason=Reason.STOP,
+    )
+    return replace(conversation, stream=stream)
 
 
-@pytest.mark.parametrize("confirmed", [True, False])
-def test_a_decoder_that_holds_the_same_turns_does_not_differ(
-    tmp_path: Path, confirmed: bool
+def differing(folder: Path, *held: SavedConversation) -> list[str]:
+    """Return what differs between these and a vehicle that has `TURNS`."""
+    folder.mkdir(exist_ok=True)
+    for one in held:
+        place = folder_of_conversation(folder, one.device, one.name)
+        place.mkdir(parents=True)
+        (place / LOG).write_bytes(encode_log(one))
+    return differences(folder, {("car", "driver"): LoggedTalk("c", "d", TURNS, ())})
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        pytest.param(saved(), id="as it is"),
+        pytest.param(unconfirmed(saved()), id="before the last reply is confirmed"),
+        pytest.param(saved(turns=[None, None, *HELD[2:]]), id="without turns that do not fit"),
+    ],
+)
+def test_a_decoder_that_holds_the_same_ids_does_not_differ(
+    tmp_path: Path, conversation: SavedConversation
 ) -> None:
-    assert differing(tmp_path, Holder(TURNS, confirmed=confirmed), "known") == []
+    assert differing(tmp_path / "snapshots", conversation) == []
 
 
 def test_a_conversation_that_a_decoder_does_not_hold_differs(tmp_path: Path) -> None:
-    assert differing(tmp_path, Holder(TURNS, confirmed=True), "known", "lost") == ["lost"]
+    other = replace(saved(), device="bus")
+    assert differing(tmp_path / "snapshots", other) == [
+        "car, driver: the decoder does not hold it; the vehicle has 4 turns"
+    ]
 
 
-@pytest.mark.parametrize("confirmed", [True, False])
 @pytest.mark.parametrize(
-    "held",
+    ("conversation", "why"),
     [
-        TURNS[:1],
-        (*TURNS, Turn((8,), (9,), "stop")),
-        (Turn((1, 2), (3, 5), "stop"), TURNS[1]),
-        (Turn((1, 9), (3, 4), "stop"), TURNS[1]),
-        (TURNS[0], Turn((5,), (6, 8), "length")),
+        (saved(turns=HELD[:3], stream=replace(saved().stream, turn=3)), "3 turns, the vehicle 4"),
+        (saved(turns=[((1, 9), (3, 4)), *HELD[1:]]), "turn 0 is"),
+        (saved(turns=[((1, 2), (3, 5)), *HELD[1:]]), "turn 0 is"),
+        (saved(turns=[*HELD[:3], ((9,), (10, 12))]), "turn 3 is"),
+        (saved(turns=[*HELD[:3], ((9,), (10,))]), "turn 3 is"),
+        (saved(turns=[*HELD[:2], ((8,), ()), HELD[3]]), "turn 2 is"),
+        (saved(stream=replace(saved().stream, history=1)), "another CRC"),
+        (saved(stream=replace(saved().stream, committed=(3,))), "an open turn of 1 ids"),
     ],
 )
 def test_one_other_id_or_turn_differs(
-    tmp_path: Path, held: tuple[Turn, ...], confirmed: bool
+    tmp_path: Path, conversation: SavedConversation, why: str
 ) -> None:
-    assert differing(tmp_path, Holder(held, confirmed=confirmed), "known") == ["known"]
+    (found,) = differing(tmp_path / "snapshots", conversation)
+    assert why in found
 
 
 # --- processes
@@ -354,6 +373,43 @@ def test_a_process_that_fails_or_lingers_is_reported_with_its_log(tmp_path: Path
     run(test)
 
 
+def test_a_frozen_process_says_nothing_and_then_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        reports: list[Mapping[str, Any]] = []
+        program = [sys.executable, "-c", REPORTER]
+        child = ReportingProcess("car", program, tmp_path / "log", reports.append)
+        await child.start()
+        while not reports:
+            await asyncio.sleep(0.01)
+        thawing = asyncio.create_task(child.freeze(0.5))
+        await asyncio.sleep(0.1)
+        assert Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        await child.tell("hello")
+        await thawing
+        while len(reports) < 2:
+            await asyncio.sleep(0.01)
+        assert reports[1] == {"heard": "hello"}
+        await child.close()
+
+    run(test)
+
+
+def test_only_a_process_that_has_ended_is_revived(tmp_path: Path) -> None:
+    async def test() -> None:
+        program = [sys.executable, "-c", REPORTER]
+        child = ReportingProcess("car", program, tmp_path / "log", lambda _: None)
+        await child.start()
+        assert not await child.revive()
+        await child.tell("end 3")
+        with pytest.raises(LinkError, match="status 3"):
+            await child.ended(20.0)
+        assert await child.revive()
+        assert (child.is_alive, child.num_lives) == (True, 2)
+        await child.close()
+
+    run(test)
+
+
 def test_what_is_left_behind_is_named(tmp_path: Path) -> None:
     async def test() -> None:
         before = Resources.now()
@@ -380,6 +436,8 @@ def test_what_is_left_behind_is_named(tmp_path: Path) -> None:
     [
         (["tunnel", "--seconds", "5"], "15..3600"),
         (["tunnel", "--vehicles", "0"], "1..64"),
+        (["chaos", "--minutes", "61"], "15..3600"),
+        (["failover", "--seconds", "60", "--minutes", "1"], "not allowed with"),
         (["maze"], "invalid choice: 'maze'"),
     ],
 )

@@ -5,29 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import LinkError
-from simulations.broker import open_broker
 from simulations.simulate.tunnel import simulate_tunnel
 from simulations.traveller import TALKS, scripted_turn
-from tests.brains import write_model
-
-SMALL = ["context=512", "cache_mb=8", "threads=1", 'precision="exact"']
-
-
-@pytest.fixture
-def broker_is_there() -> None:
-    try:
-        with open_broker():
-            pass
-    except LinkError as error:
-        pytest.skip(str(error))
+from tests.simulated import SMALL, small_model
 
 
 @pytest.mark.mqtt
-@pytest.mark.usefixtures("broker_is_there")
 def test_through_a_tunnel_every_turn_is_answered_once_whatever_is_killed(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-    found = asyncio.run(simulate_tunnel(str(model), 3, 20.0, 2, SMALL))
+    found = asyncio.run(simulate_tunnel(small_model(tmp_path), 3, 20.0, 2, SMALL))
     assert found["turns"] >= 3 * len(TALKS)
     assert found["answered_once"] == found["turns"]
     assert found["differing_logs"] == found["contradictions"] == found["leaks"] == 0

@@ -1,27 +1,35 @@
 """Text that grows outside: lines on standard input, and scripted dialogues typed at human speed."""
 
 import asyncio
+import codecs
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TextIO
 
 from edge.sources import Reading
 from shared.errors import InputError
 
+_PIECE = 64 * 1024
+"""Bytes read at once."""
+
 
 class LineSource:
-    """One line = the whole text so far; an empty line ends the turn."""
+    """One line = the whole text so far; an empty line ends the turn.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdin
+    Args:
+        fd: where lines come from, in UTF-8; default: standard input. It stays as it is: blocking,
+            and its owner's.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = sys.stdin.fileno() if fd is None else fd
 
     async def readings(self) -> AsyncIterator[Reading]:
         """Yield a reading per line; the end of the stream ends an open turn."""
         text = ""
-        while line := await asyncio.to_thread(self._stream.readline):
-            line = line.removesuffix("\n")
+        async for line in self._lines():
             if line:
                 text = line.replace("\\n", "\n")
                 yield Reading(text)
@@ -30,6 +38,30 @@ class LineSource:
                 text = ""
         if text:
             yield Reading(text, len(text), ended=True)
+
+    async def _lines(self) -> AsyncIterator[str]:
+        decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+        while data := await self._read():
+            *lines, rest = (rest + decoder.decode(data)).split("\n")
+            for line in lines:
+                yield line.removesuffix("\r")
+        rest += decoder.decode(b"", final=True)
+        if rest:
+            yield rest
+
+    async def _read(self) -> bytes:
+        """Wait for bytes without a thread: one that waits for a person could not be ended."""
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        try:
+            loop.add_reader(self._fd, ready.set)
+        except PermissionError:  # a file on disk is always ready, says epoll_ctl(2)
+            return os.read(self._fd, _PIECE)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(self._fd)
+        return os.read(self._fd, _PIECE)
 
 
 class ScriptSource:

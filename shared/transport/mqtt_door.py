@@ -125,19 +125,18 @@ class _DeviceLink:
             ) from None
 
     async def _choose(self, wanted: str | None) -> str:
-        while True:
-            while not self._decoders or (wanted and wanted not in self._decoders):
-                if self._failed is not None:
-                    raise self._failed
+        while self._failed is None:
+            if not self._decoders or (wanted and wanted not in self._decoders):
                 self._found.clear()
                 await self._found.wait()
-            if wanted:
+            elif wanted:
                 return wanted
-            await asyncio.sleep(SETTLE)
-            if self._decoders:
-                return choose_decoder(
-                    self._device, self._decoders - self._avoided or self._decoders
-                )
+            else:
+                await asyncio.sleep(SETTLE)
+                if self._decoders and self._failed is None:
+                    preferred = self._decoders - self._avoided
+                    return choose_decoder(self._device, preferred or self._decoders)
+        raise self._failed
 
     def _message(self, topic: str, payload: bytes) -> None:
         if topic.endswith("/down"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,34 @@ class ReportingProcess:
             await asyncio.sleep(away)
             await self._start()
 
+    async def freeze(self, seconds: float) -> None:
+        """Stop it in its tracks (SIGSTOP), and let it go on after `seconds` (SIGCONT)."""
+        async with self._lock:
+            self._living.send_signal(signal.SIGSTOP)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self._living.send_signal(signal.SIGCONT)
+
+    async def revive(self) -> bool:
+        """Start it again if it has ended by itself; return whether it had."""
+        async with self._lock:
+            if self.is_alive:
+                return False
+            await self._kill()
+            await self._start()
+            return True
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Of its present life."""
+        return self._living.pid
+
     async def tell(self, line: str) -> None:
         """Write a line to its standard input."""
         async with self._lock:
@@ -62,15 +91,20 @@ class ReportingProcess:
                 await self._following
         except TimeoutError:
             raise LinkError(
-                f"{self.name} has not ended within {seconds:g} s{self._said()}"
+                f"{self.name} has not ended within {seconds:g} s{self.last_words()}"
             ) from None
         if status:
-            raise LinkError(f"{self.name} ended with status {status}{self._said()}")
+            raise LinkError(f"{self.name} ended with status {status}{self.last_words()}")
 
     async def close(self) -> None:
         """Kill it, if it lives."""
         async with self._lock:
             await self._kill()
+
+    def last_words(self) -> str:
+        """Return the end of its log, to be put behind a message."""
+        tail = self.log.read_text("utf-8", "replace").strip()[-800:]
+        return f"; it said: {tail}" if tail else ""
 
     @property
     def _living(self) -> Process:
@@ -103,7 +137,3 @@ class ReportingProcess:
         async for line in process.stdout:
             if line.endswith(b"\n"):
                 self._on_report(json.loads(line))
-
-    def _said(self) -> str:
-        tail = self.log.read_text("utf-8", "replace").strip()[-800:]
-        return f"; it said: {tail}" if tail else ""

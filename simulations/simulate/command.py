@@ -3,17 +3,38 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 
 from shared.commands import parser, print_json, start_logging
 from simulations.bench.show import show
 
-SIMULATIONS = {
-    "tunnel": "vehicles that lose their link for a while, and all that can break meanwhile",
-}
-"""Each is `simulate_<name>` in a module of that name, imported when it is asked for.
 
-It returns figures, and under `broken` what of its promises was not kept."""
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """`simulate_<name>` in a module of its name, imported when it is asked for.
+
+    It returns figures, and under `broken` what of its promises was not kept.
+    """
+
+    about: str
+    vehicles: int
+    """How many there are by default."""
+    seconds: float
+    """How long faults are played by default."""
+
+
+SIMULATIONS = {
+    "tunnel": Simulation(
+        "vehicles that lose their link for a while, and all that can break meanwhile", 8, 180.0
+    ),
+    "failover": Simulation(
+        "vehicles whose decoder is killed, frozen and restarted, and which go on at another",
+        4,
+        120.0,
+    ),
+    "chaos": Simulation("one fault after the other, of every kind, by chance", 4, 600.0),
+}
 
 
 def simulate(arguments: Sequence[str]) -> int:
@@ -35,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="deltarelay simulate", description="Play faults with real processes."
     )
     kinds = ask.add_subparsers(dest="what", required=True, metavar="SIMULATION")
-    for name, about in SIMULATIONS.items():
+    for name, simulation in SIMULATIONS.items():
+        about = simulation.about
         usual = parser(f"simulate {name}", f"Play {about}.", reports=True)
         kind = kinds.add_parser(
             name, help=about, description=usual.description, parents=[usual], add_help=False
@@ -57,14 +79,19 @@ def _parser() -> argparse.ArgumentParser:
             "--seed", type=int, default=1, help="of all that is chosen at random (default: 1)"
         )
         kind.add_argument(
-            "--vehicles", type=_vehicles, default=8, help="how many (default: %(default)s)"
+            "--vehicles",
+            type=_vehicles,
+            default=simulation.vehicles,
+            help="how many (default: %(default)s)",
         )
-        kind.add_argument(
+        length = kind.add_mutually_exclusive_group()
+        length.add_argument(
             "--seconds",
             type=_seconds,
-            default=180.0,
-            help="after which no more turns begin (default: %(default)g)",
+            default=simulation.seconds,
+            help="after which nothing more begins (default: %(default)g)",
         )
+        length.add_argument("--minutes", dest="seconds", type=_minutes, help="the same, in minutes")
     return ask
 
 
@@ -78,3 +105,7 @@ def _seconds(text: str) -> float:
     if not 15 <= (seconds := float(text)) <= 3600:
         raise argparse.ArgumentTypeError(f"{text} seconds: 15..3600, so that all faults fit")
     return seconds
+
+
+def _minutes(text: str) -> float:
+    return _seconds(str(60 * float(text)))

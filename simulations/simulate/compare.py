@@ -1,104 +1,50 @@
-"""Whether a decoder holds the conversations that a vehicle has, turn by turn."""
+"""Whether a decoder holds the conversations that vehicles have, id by id."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from secrets import token_hex
+from collections.abc import Mapping
+from pathlib import Path
 
-from shared import frames
-from shared.errors import LinkError
-from shared.frames import Held, HelloBody, WelcomeBody
-from shared.session.conversation_log import Turn
-from shared.tokenlog import crc_of, history_crc
-from shared.transport import Transport
-from shared.transport.shm import connect_shm
-
-ANSWER_WITHIN = 5.0
+from cloud.snapshot.format import SavedConversation
+from cloud.snapshot.reader import read_conversations
+from shared.tokenlog import history_crc
+from simulations.simulate.ledger import LoggedTalk
 
 
-async def differing_talks(
-    socket: str, device: str, talks: Mapping[str, Sequence[Turn]]
-) -> list[str]:
-    """Return the conversations of which the decoder holds something else, or nothing.
+def differences(folder: Path, talks: Mapping[tuple[str, str], LoggedTalk]) -> list[str]:
+    """Return what differs between a decoder's snapshots and its vehicles' logs, in words.
 
-    It is asked as the device itself, which must be away. Of all turns before the current one it
-    tells the CRC of user and reply ids. The last turn may still be the current one, because the
-    word that the vehicle has its reply got lost: it is said again, and the decoder takes it only
-    if it holds the same ids.
+    User and reply ids of all turns are compared one by one. Of turns that no longer fit the context
+    a decoder has no ids: they are in the CRC of its history, which is compared as well.
 
     Args:
-        socket: where the decoder listens on this host.
-        talks: finished turns by conversation id.
+        folder: the snapshots of a decoder that was told to end, or has nothing new to write.
+        talks: what vehicles have, by device and conversation. Whatever else a decoder has is
+            of no concern.
 
     Raises:
-        LinkError: the decoder does not answer.
+        InputError: there is no such folder, or a log in it is damaged.
     """
-    asker = _Asker(await connect_shm(socket), device, talks)
-    try:
-        welcome = await asker.greet()
-        for held in welcome.held:
-            asker.confirm_last(welcome.epoch, held)
-        held_at_last = (await asker.greet()).held
-    finally:
-        asker.close()
-    by_name = {asker.numbers[held.stream]: held for held in held_at_last}
-    return [name for name, turns in talks.items() if not _same(by_name.get(name), turns)]
+    saved = {(one.device, one.name): one for one in read_conversations(folder)}
+    found: list[str] = []
+    for (device, name), talk in talks.items():
+        why = _difference(saved.get((device, talk.conversation)), talk)
+        if why:
+            found.append(f"{device}, {name}: {why}")
+    return found
 
 
-def _same(held: Held | None, turns: Sequence[Turn]) -> bool:
+def _difference(saved: SavedConversation | None, talk: LoggedTalk) -> str:
+    if saved is None:
+        return f"the decoder does not hold it; the vehicle has {len(talk.turns)} turns"
+    if len(saved.turns) != len(talk.turns):
+        return f"the decoder has {len(saved.turns)} turns, the vehicle {len(talk.turns)}"
+    for number, (held, turn) in enumerate(zip(saved.turns, talk.turns, strict=True)):
+        if held is not None and held != turn.kept:
+            return f"turn {number} is {held} at the decoder, {turn.kept} at the vehicle"
     crc = 0
-    for turn in turns:
+    for turn in talk.turns[: saved.stream.turn]:
         crc = history_crc(*turn.kept, crc)
-    return held is not None and (held.turn, held.history, held.ended) == (len(turns), crc, False)
-
-
-class _Asker:
-    """Greets as a device that knows certain conversations."""
-
-    def __init__(
-        self, transport: Transport, device: str, talks: Mapping[str, Sequence[Turn]]
-    ) -> None:
-        self._transport, self._device, self._talks = transport, device, talks
-        self._welcomes: asyncio.Queue[WelcomeBody] = asyncio.Queue()
-        self._boot, self._greetings = token_hex(8), 0
-        self.numbers = dict(enumerate(talks, 1))
-        """Conversations by stream number."""
-        transport.start(self._arrived, lambda _: None)
-
-    async def greet(self) -> WelcomeBody:
-        self._greetings += 1
-        body = HelloBody(
-            self._device, self._boot, conversations=self.numbers, clock_us=self._greetings
-        )
-        self._send(frames.Hello(frames.CONNECTION, 0, body))
-        try:
-            return await asyncio.wait_for(self._welcomes.get(), ANSWER_WITHIN)
-        except TimeoutError:
-            raise LinkError(
-                f"{self._transport.name}: no WELCOME for {self._device} in {ANSWER_WITHIN:g} s"
-            ) from None
-
-    def confirm_last(self, epoch: int, held: Held) -> None:
-        turns = self._talks[self.numbers[held.stream]]
-        if held.turn == len(turns) - 1 and held.ended:
-            reply = turns[-1].reply_ids
-            self._send(
-                frames.ReplyAck(
-                    held.stream,
-                    epoch,
-                    turn=held.turn,
-                    index=len(reply),
-                    crc=crc_of(reply),
-                    again=False,
-                )
-            )
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def _send(self, frame: frames.Frame) -> None:
-        self._transport.send(frames.encode(frame, frames.MINOR), provisional=frame.provisional)
-
-    def _arrived(self, data: bytes) -> None:
-        frame = frames.decode(data)
-        if isinstance(frame, frames.Welcome):
-            self._welcomes.put_nowait(frame.body)
+    if crc != saved.stream.history:
+        return "the decoder's history has another CRC"
+    if saved.stream.reason is None and saved.stream.committed:
+        return f"the decoder has an open turn of {len(saved.stream.committed)} ids"
+    return ""

@@ -35,7 +35,7 @@ async def simulate_tunnel(
     before = Resources.now()
     async with open_world(model, drive, seed, changes) as world:
         await world.drive(vehicles, seconds, faults)
-        result = await world.figures()
+        result = world.figures()
     leaks = Resources.now().left_behind(before)
     result |= {"leaks": len(leaks), "link": drive.source, "seed": seed}
     result["faults"] = [str(fault) for fault in faults]

@@ -4,7 +4,6 @@ vehicle process -- bad frames -- TcpProxy (one link a vehicle) -- broker -- deco
 """
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,22 +19,18 @@ from shared.child import ChildDecoder, open_decoder
 from shared.commands import progress
 from simulations.broker import Broker, open_broker
 from simulations.link import Direction, Impairments, TcpProxy, Traced, open_proxy
-from simulations.simulate.children import ReportingProcess
-from simulations.simulate.compare import differing_talks
+from simulations.simulate.compare import differences
 from simulations.simulate.drive import Drive
 from simulations.simulate.faults import Fault, most_within
-from simulations.simulate.ledger import Ledger
+from simulations.simulate.fleet import Fleet
 from simulations.simulate.mqtt_watch import MqttWatch
-from simulations.traveller import TALKS, scripted_turn
 
 DELAY = 0.02
 """Seconds one way, besides waiting for an opportunity."""
-LOSS, DUPLICATE = 0.05, 0.02
-"""Shares of the frames."""
+LOSS, DUPLICATE, REORDER = 0.05, 0.02, 0.2
+"""Shares of the frames; some are overtaken only while a connection is new."""
 DEADLINE = 60.0
 """Seconds that a turn may take besides the tunnel."""
-LAST_REPLIES = 90.0
-"""Seconds in which a vehicle must be done when it is told to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +39,7 @@ class Parts:
 
     stack: AsyncExitStack
     folder: Path
+    snapshots: Path
     broker: Broker
     decoder: ChildDecoder
 
@@ -66,24 +62,23 @@ async def open_world(
         url = f"mqtt://{broker.host}:{broker.port}"
         progress(f"broker: {broker.name} at {url}; decoder: loading {model}")
         decoder = await stack.enter_async_context(
-            open_decoder(model, listen=[url], changes=changes)
+            open_decoder(model, listen=[url], changes=[f'snapshots="{folder}/snapshots"', *changes])
         )
         async with connect(decoder.address):  # fetches the tokenizer over a good link
             pass
-        yield World(Parts(stack, folder, broker, decoder), drive, seed)
+        yield World(Parts(stack, folder, folder / "snapshots", broker, decoder), drive, seed)
 
 
 class World:
     """Broker, decoder, and vehicles behind one proxy each."""
 
     def __init__(self, parts: Parts, drive: Drive, seed: int) -> None:
-        self._stack, self._folder = parts.stack, parts.folder
+        self._stack = parts.stack
         self._broker, self._decoder = parts.broker, parts.decoder
-        self._drive, self._seed = drive, seed
+        self._drive, self._seed, self._snapshots = drive, seed, parts.snapshots
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._ledger = Ledger()
-        self._vehicles: list[ReportingProcess] = []
+        self._fleet = Fleet(parts.stack, parts.folder, seed)
         self._proxies: list[TcpProxy] = []
         self._watches: dict[tuple[int, int], MqttWatch] = {}
         """By vehicle and connection."""
@@ -101,48 +96,32 @@ class World:
                 group.create_task(self._break(fault), name=str(fault))
             group.create_task(asyncio.sleep(self._until(seconds)), name="drive")
         progress(f"{seconds:g} s are over: last replies")
-        for vehicle in self._vehicles:
-            await vehicle.tell("stop")
-        await asyncio.gather(*(vehicle.ended(LAST_REPLIES) for vehicle in self._vehicles))
+        await self._fleet.stop()
+        await self._fleet.leave("leave")
+        await asyncio.to_thread(self._decoder.stop)
 
-    async def figures(self) -> dict[str, Any]:
-        """Compare what drivers, vehicles and decoder have."""
-        differing: list[str] = []
-        for vehicle in self._vehicles:
-            talks = {
-                talk.conversation: talk.turns
-                for (device, _), talk in self._ledger.talks.items()
-                if device == vehicle.name
-            }
-            differing += await differing_talks(self._socket, vehicle.name, talks)
-        connects = [at for proxy in self._proxies for at in proxy.connected_at]
-        watches = self._watches.values()
-        ledger = self._ledger
-        unanswered = ledger.unanswered(partial(scripted_turn, self._seed))
+    def figures(self) -> dict[str, Any]:
+        """Compare what drivers, vehicles and the decoder, which has ended, have."""
+        ledger, vehicles = self._fleet.ledger, len(self._fleet.vehicles)
+        differing = differences(self._snapshots, ledger.talks)
+        unanswered = ledger.unanswered(self._fleet.script)
         for what in (*unanswered, *ledger.contradictions, *differing):
             progress(f"broken: {what}")
+        connects = [at for proxy in self._proxies for at in proxy.connected_at]
+        watches = self._watches.values()
         drain = ledger.drained_after(self._began + self._drive.tunnel[1])
-        accepted = sum(watch.was_accepted for watch in watches)
         return {
             "turns": len(ledger.ended),
             "answered_once": len(ledger.ended) - len(unanswered),
-            "differing_logs": len(differing) + self._num_missing(),
+            "differing_logs": len(differing) + self._fleet.num_missing,
             "drain_s": None if isinf(drain) else round(drain, 2),
             "max_burst": max((watch.max_unacknowledged for watch in watches), default=0),
-            "reconnects": accepted - len(self._vehicles),
+            "reconnects": sum(watch.was_accepted for watch in watches) - vehicles,
             "contradictions": len(ledger.contradictions),
             "connects": len(connects),
             "connects_in_a_second": most_within(connects, 1.0),
-            "vehicles": len(self._vehicles),
+            "vehicles": vehicles,
         }
-
-    @property
-    def _socket(self) -> str:
-        return self._decoder.address.removeprefix("shm://")
-
-    def _num_missing(self) -> int:
-        """Conversations that their vehicles have not reported."""
-        return len(self._vehicles) * len(TALKS) - len(self._ledger.talks)
 
     def _until(self, seconds: float) -> float:
         return max(0.0, self._began + seconds - self._loop.time())
@@ -167,30 +146,14 @@ class World:
             )
         )
         self._proxies.append(proxy)
-        device = f"car-{number}"
-        vehicle = ReportingProcess(
-            device,
-            self._program(device, proxy),
-            self._folder / f"{device}.log",
-            lambda report: self._ledger.take(device, report, self._loop.time()),
-        )
-        self._stack.push_async_callback(vehicle.close)
-        self._vehicles.append(vehicle)
-        await vehicle.start()
-
-    def _program(self, device: str, proxy: TcpProxy) -> list[str]:
         begin, end = self._drive.tunnel
-        settings = {
-            "to": f"mqtt://{proxy.host}:{proxy.port}",
-            "device": device,
-            "spool": self._folder / device,
+        options = {
             "loss": LOSS,
             "duplicate": DUPLICATE,
+            "reorder": REORDER,
             "deadline": DEADLINE + end - begin,
-            "seed": self._seed,
         }
-        options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-        return [sys.executable, "-m", "simulations.traveller", *options]
+        await self._fleet.add(f"car-{number}", f"mqtt://{proxy.host}:{proxy.port}", options)
 
     def _saw(self, vehicle: int, connection: int, way: str, data: bytes) -> None:
         self._watches.setdefault((vehicle, connection), MqttWatch()).see(way, data)
@@ -208,4 +171,4 @@ class World:
                 await asyncio.sleep(fault.away)
                 await self._decoder.start()
             case "vehicle":
-                await self._vehicles[fault.vehicle].crash(fault.away)
+                await self._fleet.vehicles[fault.vehicle].crash(fault.away)

@@ -358,6 +358,21 @@ def test_a_device_whose_broker_dies_while_it_looks_for_a_decoder_is_told_at_once
 # --- bounds and strangers
 
 
+def test_a_device_whose_place_is_taken_while_it_chooses_a_decoder_is_told(
+    broker: Broker, fleet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with listening(decoder(broker, fleet)):
+            choosing = asyncio.ensure_future(connect_mqtt(broker, fleet=fleet, device="car"))
+            await asyncio.sleep(0.3)
+            async with device(broker, fleet):
+                with pytest.raises(LinkError, match="closed"):
+                    await choosing
+
+    monkeypatch.setattr(mqtt_door, "SETTLE", 1.0)
+    run(test)
+
+
 def test_more_devices_than_a_decoder_takes_are_ignored(
     broker: Broker,
     fleet: str,
