@@ -20,9 +20,9 @@ from shared.paths import default_socket
 from shared.transport.mqtt_address import without_secrets
 
 if TYPE_CHECKING:  # importing it loads torch, which `deltarelay models` can do without
+    from cloud.access.registry import Registry
     from cloud.api.listener import HttpListener
     from cloud.decoder import Brain
-    from cloud.registry import Registry
     from cloud.server import Decoder
     from cloud.settings import DecoderSettings
 

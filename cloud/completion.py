@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace as replace_struct
 
+from cloud.engine.account import Account
 from cloud.engine.engine import Engine
-from cloud.engine.fairness import Account
 from cloud.engine.scores import PromptScores, TokenScore
 from cloud.engine.sequence import Constraint, Generation, Lane, LoadedAdapter
 from cloud.engine.sequence import Sequence as EngineSequence

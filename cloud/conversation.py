@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 
+from cloud.access.allowance import Allowance
 from cloud.ahead import Ahead, Draft
-from cloud.allowance import Allowance
 from cloud.engine.sequence import Generation, Lane
 from cloud.handle import SequenceHandle
 from cloud.history import History

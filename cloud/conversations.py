@@ -6,8 +6,8 @@ A conversation outlives connections until BYE, `keep_seconds` or the bounds on t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cloud.admission import Admission
-from cloud.allowance import Allowance
+from cloud.access.admission import Admission
+from cloud.access.allowance import Allowance
 from cloud.connection import Connection
 from cloud.conversation import Conversation
 from cloud.sampling import check_sampling, check_stops

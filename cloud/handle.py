@@ -9,8 +9,8 @@ begin another one, whose history is prefilled behind what is live.
 from collections.abc import Callable, Hashable
 
 from cloud.adapters import Adapters
+from cloud.engine.account import Account
 from cloud.engine.engine import Engine
-from cloud.engine.fairness import Account
 from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence, namespace_of
 from cloud.worker import Worker
 from shared.tokenlog import common_prefix

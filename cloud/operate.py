@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cloud.admission import DEFAULT_TENANT, check_limit
-from cloud.orders import Order, Orders
-from cloud.registry import Registry
+from cloud.access.admission import DEFAULT_TENANT, check_limit
+from cloud.access.orders import Order, Orders
+from cloud.access.registry import Registry
 from cloud.settings import DecoderSettings, LimitSettings
 from cloud.snapshot.reader import forget_device
 from shared.commands import parser, print_json, progress, start_logging

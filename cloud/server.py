@@ -9,14 +9,14 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 
-from cloud.admission import Admission
+from cloud.access.admission import Admission
+from cloud.access.gate import Gate
+from cloud.access.registry import Registry
 from cloud.connection import Connection
 from cloud.conversations import MAX_CONVERSATIONS, Conversations
 from cloud.decoder import Brain, default_name, make_voice
 from cloud.engine.engine import Engine
-from cloud.gate import Gate
 from cloud.metrics import DecoderState, EngineState
-from cloud.registry import Registry
 from cloud.settings import DecoderSettings
 from cloud.snapshot.counts import SnapshotCounts
 from cloud.snapshot.keeper import Snapshots

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 import httpx
 import openai
 
+from cloud.access.registry import Registry
 from cloud.api.app import make_app
 from cloud.api.listener import HttpListener
-from cloud.registry import Registry
 from cloud.server import Decoder
 from tests.brains import small_brain, small_settings
 from tests.test_cloud_server import World, model_folder

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cloud.engine.account import Account
 from cloud.engine.backlog import Backlog, backlog_of
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
-from cloud.engine.fairness import Account
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, Sequence
 from cloud.engine.steptime import StepTime

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cloud.admission import DEFAULT_TENANT, RETRY, Admission
-from cloud.roster import digest_of
+from cloud.access.admission import DEFAULT_TENANT, RETRY, Admission
+from cloud.access.roster import digest_of
 from cloud.settings import AdmissionSettings, DecoderSettings
 from shared.config import load_settings
 from shared.errors import ConfigError, InputError

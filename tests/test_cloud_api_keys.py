@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from cloud.registry import Registry
+from cloud.access.registry import Registry
 from cloud.settings import AdmissionSettings, DeviceLimitSettings, LimitSettings, TenantSettings
 from tests.api_world import ApiWorld, in_api_world
 from tests.test_cloud_admission import written

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.engine.fairness import PRESENCE, Account, Shares
+from cloud.engine.account import Account
+from cloud.engine.fairness import PRESENCE, Shares
 from cloud.engine.sequence import Lane, Sequence
 from tests.engine_model import Job, ModelEngine, percentile, seconds
 

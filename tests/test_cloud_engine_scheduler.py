@@ -1,8 +1,8 @@
 """Who runs in the next step, and who makes room."""
 
+from cloud.engine.account import Account
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
-from cloud.engine.fairness import Account
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, Sequence
 from shared.frames import Sampling

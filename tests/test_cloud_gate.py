@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cloud.access.registry import Registry
+from cloud.access.roster import Roster
 from cloud.engine.engine import Engine
 from cloud.operate import operate
-from cloud.registry import Registry
-from cloud.roster import Roster
 from cloud.settings import AdmissionSettings, TenantSettings
 from edge.agent import Agent
 from shared.errors import AccessError, CapacityError, LocalProtocolError

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloud.engine.account import Account
 from cloud.engine.engine import Engine
-from cloud.engine.fairness import Account
 from cloud.engine.sequence import Sequence
 from cloud.handle import SequenceHandle
 from shared.errors import ModelError

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cloud.engine.account import Account
 from cloud.engine.backlog import Backlog
-from cloud.engine.fairness import Account
 from cloud.engine.sequence import Lane
 from cloud.load import ENTER, LEAVE, LoadGauge
 from shared.frames import Load

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from cloud.decoder import load_brain
+from cloud.engine.account import Account
 from cloud.engine.engine import Engine
-from cloud.engine.fairness import Account
 from cloud.engine.sequence import Generation
 from cloud.settings import DecoderSettings
 from shared.frames import Sampling

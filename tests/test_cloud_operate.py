@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from cloud.access.orders import Attendance
+from cloud.access.registry import Registry
+from cloud.access.roster import digest_of
 from cloud.operate import open_registry, operate
-from cloud.orders import Attendance
-from cloud.registry import Registry
-from cloud.roster import digest_of
 from cloud.settings import DecoderSettings, LimitSettings
 from shared.errors import CapacityError, ConfigError, InputError
 

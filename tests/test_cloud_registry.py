@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cloud.orders import Attendance, Orders
-from cloud.registry import VERSION, Registry
-from cloud.roster import digest_of
+from cloud.access.orders import Attendance, Orders
+from cloud.access.registry import VERSION, Registry
+from cloud.access.roster import digest_of
 from cloud.settings import LimitSettings
 from shared.errors import CapacityError, ConfigError, InputError
 
@@ -117,7 +117,7 @@ def test_what_is_no_registry_is_left_alone_and_named(tmp_path: Path) -> None:
 def test_a_registry_that_another_program_holds_is_an_error_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud.registry._BUSY", 0.05)
+    monkeypatch.setattr("cloud.access.registry._BUSY", 0.05)
     with Registry(tmp_path) as registry:
         other = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -164,8 +164,8 @@ def test_an_order_that_nobody_took_back_is_dropped_in_time(tmp_path: Path) -> No
 
 def test_a_decoder_that_was_killed_does_not_count_as_running(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom cloud.orders import Attendance\n"
-        "from cloud.registry import Registry\n"
+        "import sys, time\nfrom pathlib import Path\nfrom cloud.access.orders import Attendance\n"
+        "from cloud.access.registry import Registry\n"
         "a = Attendance(Registry(Path(sys.argv[1])), 'victim')\n"
         "print('ready', flush=True)\ntime.sleep(60)\n"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloud.roster import DeviceRule, Key, Roster, digest_of
+from cloud.access.roster import DeviceRule, Key, Roster, digest_of
 from cloud.settings import LimitSettings
 from shared.errors import AccessError
 

@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from cloud.registry import Registry
+from cloud.access.registry import Registry
 from cloud.server import Decoder
 from cloud.voice import MIN_REPLY
 from edge.agent import Agent

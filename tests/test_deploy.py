@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud.admission import Admission
+from cloud.access.admission import Admission
 from cloud.settings import DecoderSettings
 from edge.__main__ import EdgeSettings
 from shared.config import load_settings

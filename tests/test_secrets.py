@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cloud.registry import Registry
+from cloud.access.registry import Registry
 from shared.child import START_TIMEOUT
 from shared.transport.credentials import PASSWORD
 from simulations.broker import free_port

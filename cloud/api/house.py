@@ -5,11 +5,11 @@ from typing import Annotated, Protocol
 import msgspec
 from fastapi import Depends, Request, Response
 
-from cloud.admission import Admission
+from cloud.access.admission import Admission
+from cloud.access.gate import Gate
 from cloud.api.errors import ApiError
 from cloud.api.shapes import Json
 from cloud.engine.sequence import LoadedAdapter
-from cloud.gate import Gate
 from cloud.metrics import DecoderState
 from cloud.voice import Voice
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from cloud.admission import DEFAULT_TENANT
+from cloud.access.admission import DEFAULT_TENANT
+from cloud.access.roster import Key
 from cloud.api.errors import ApiError
 from cloud.api.house import House, OwnHouse
 from cloud.completion import Caller
 from cloud.completion import Request as Replies
-from cloud.roster import Key
 
 
 class Visitor:

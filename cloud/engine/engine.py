@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
+from cloud.engine.account import Account
 from cloud.engine.backlog import Backlog, backlog_of
 from cloud.engine.batch import Batch
 from cloud.engine.blocks import BlockPool
-from cloud.engine.fairness import Account
 from cloud.engine.sampler import Sampler
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.sequence import Generation, Lane, LoadedAdapter, Sequence, namespace_of

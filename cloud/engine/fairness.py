@@ -8,27 +8,15 @@ that was not held back is lifted to the least of those that were: nobody saves u
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a sequence has an account
-    from cloud.engine.sequence import Sequence
+from cloud.engine.account import Account
+from cloud.engine.sequence import Sequence
 
 QUANTUM = 16
 """Most tokens an account gets before the next one is asked."""
 PRESENCE = 1.0
 """Seconds an account counts as there after it last wanted something: its next words will come."""
-
-
-@dataclass(slots=True, eq=False)
-class Account:
-    """Whose tokens are counted together: a device, or whoever holds an API key."""
-
-    weight: float = 1.0
-    """Its share against the others'; above 0."""
-    served: float = 0.0
-    """Tokens by weight, raised to what the others had while it wanted nothing."""
 
 
 class Shares:
@@ -62,9 +50,9 @@ class Shares:
 
     def deal(
         self,
-        sequences: Iterable["Sequence"],
+        sequences: Iterable[Sequence],
         budget: int,
-        grant: Callable[["Sequence", int], int],
+        grant: Callable[[Sequence, int], int],
         quantum: int = QUANTUM,
     ) -> int:
         """Deal out `budget` tokens, to the account with the least first; return how many are left.
@@ -93,7 +81,7 @@ class Shares:
                 heappush(heap, (account.served, place, account))
         return budget
 
-    def fair_rows(self, replies: Iterable["Sequence"]) -> int:
+    def fair_rows(self, replies: Iterable[Sequence]) -> int:
         """Return how many of `replies` a step runs in which nobody crowds the others.
 
         That is as many for each account, by weight, as the account has that has the fewest, and at

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
-from cloud.engine.fairness import Account
+from cloud.engine.account import Account
 from cloud.engine.scores import PromptScores, TokenScore
 from shared.frames import Sampling
 from shared.tokenlog import common_prefix

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from cloud.admission import DEFAULT_TENANT
+from cloud.access.admission import DEFAULT_TENANT
 from cloud.decoder import load_brain
+from cloud.engine.account import Account
 from cloud.engine.batch import Batch
 from cloud.engine.engine import BatchRunner
-from cloud.engine.fairness import Account
 from cloud.server import Decoder
 from cloud.settings import DecoderSettings
 from edge.agent import Agent, connect

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cloud.registry import Registry
+from cloud.access.registry import Registry
 from shared.errors import ConfigError
 
 KEEP = 3600

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
 
-from cloud.admission import Admission
-from cloud.engine.fairness import Account
+from cloud.access.admission import Admission
+from cloud.engine.account import Account
 from shared.frames import RATE_LIMITED
 from shared.tokenlog import common_prefix
 

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from cloud.engine.fairness import Account
-from cloud.roster import Key, Roster, digest_of
+from cloud.access.roster import Key, Roster, digest_of
+from cloud.engine.account import Account
 from cloud.settings import AdmissionSettings, LimitSettings, TenantSettings
 from shared.errors import ConfigError, InputError
 from shared.flow import Limit, Meter, SlidingWindow, TokenBucket

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
 
-from cloud.admission import Admission
-from cloud.orders import Attendance, Order, Orders
-from cloud.registry import Registry
+from cloud.access.admission import Admission
+from cloud.access.orders import Attendance, Order, Orders
+from cloud.access.registry import Registry
 from shared.errors import AccessError, ConfigError, DeltarelayError, RemoteProtocolError
 from shared.transport.mqtt_topics import check_name
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from secrets import token_hex, token_urlsafe
 from typing import Self
 
-from cloud.roster import DeviceRule, Key, Roster, digest_of
+from cloud.access.roster import DeviceRule, Key, Roster, digest_of
 from cloud.settings import LimitSettings
 from shared.errors import CapacityError, ConfigError, InputError
 
