@@ -42,6 +42,7 @@ def main() -> None:
         f"-artifact_prefix={folder}/",
         f"-rss_limit_mb={given.memory_mb}",
         "-timeout=2",
+        "-reduce_inputs=0",  # seeds stay whole: of what compiled parsers do, nothing is seen
         "-report_slow_units=1",
         "-print_final_stats=1",
     ]
