@@ -1,5 +1,6 @@
 """mosquitto with the files of `deploy/mosquitto`, and certificates made for the occasion."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,8 +78,12 @@ class SecureBroker:
 
 
 @contextmanager
-def secure_broker(folder: Path) -> Generator[SecureBroker, None, None]:
-    """Run mosquitto as `deploy/mosquitto` says, with its files in `folder`."""
+def secure_broker(folder: Path, *, roles: bool = False) -> Generator[SecureBroker, None, None]:
+    """Run mosquitto as `deploy/mosquitto` says, with its files in `folder`.
+
+    Args:
+        roles: with the plugin that its configuration proposes, so that subscriptions are refused.
+    """
     mosquitto = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
     for tool in (mosquitto, shutil.which("openssl"), shutil.which("mosquitto_passwd")):
         if tool is None:
@@ -89,7 +95,7 @@ def secure_broker(folder: Path) -> Generator[SecureBroker, None, None]:
     authority.issue("expired", days=-1)
     Authority(folder, "another-ca").issue("foreign")
     broker = SecureBroker(folder, free_port(), free_port())
-    _install(broker)
+    _install(broker, roles=roles)
     log = folder / "log"
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -107,7 +113,7 @@ def secure_broker(folder: Path) -> Generator[SecureBroker, None, None]:
         child.wait()
 
 
-def _install(broker: SecureBroker) -> None:
+def _install(broker: SecureBroker, *, roles: bool) -> None:
     folder = broker.folder
     shutil.copy(DEPLOY / "acl", folder)
     (folder / "passwords").touch()
@@ -118,7 +124,20 @@ def _install(broker: SecureBroker) -> None:
     for port, own in ((8883, broker.certificate_port), (8884, broker.password_port)):
         assert f"listener {port}\n" in config
         config = config.replace(f"listener {port}\n", f"listener {own} 127.0.0.1\n")
+    if roles:
+        (folder / "dynamic-security.json").write_text(json.dumps(_roles()))
+        config = config.replace("#plugin", "plugin")
     config = f"log_type information\nlog_dest stderr\n{config}"
     if os.geteuid() == 0:  # else it changes user, and cannot read the folder
         config = f"user root\n{config}"
     (folder / "mosquitto.conf").write_text(config)
+
+
+def _roles() -> dict[str, Any]:
+    """Return the example's roles: the decoder's as it is, the device's for each of ours."""
+    example: dict[str, Any] = json.loads((DEPLOY / "dynamic-security.json").read_text())
+    for kind in ("clients", "roles"):
+        device, decoder = example[kind]
+        own = (json.dumps(device).replace("car-7", name) for name in ("car", "evil"))
+        example[kind] = [decoder, *map(json.loads, own)]
+    return example

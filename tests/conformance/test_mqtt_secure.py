@@ -22,6 +22,8 @@ from tests.conformance.ends import End, greet, listening, run, until
 from tests.conformance.secure_broker import SecureBroker, secure_broker
 
 pytestmark = pytest.mark.mqtt
+PLUGIN = Path("/usr/lib/x86_64-linux-gnu/mosquitto_dynamic_security.so")
+"""Where Debian has it, as the example configuration says."""
 FLEET = "fleet"
 """The fleet of the example access list."""
 
@@ -189,6 +191,37 @@ def test_a_device_reaches_only_its_own_topics(broker: SecureBroker) -> None:
                 assert end.ends == []
 
     run(test)
+
+
+def test_a_foreign_subscription_is_refused_where_devices_have_roles(tmp_path: Path) -> None:
+    if not PLUGIN.exists():
+        pytest.skip(f"{PLUGIN} is not installed")
+    with secure_broker(tmp_path, roles=True) as broker:
+
+        async def test() -> None:
+            async with listening(decoder(broker)) as waiting:
+                found = parse_broker(broker.url, broker.credentials("car"))
+                with closing(await connect_mqtt(found, fleet=FLEET, device="car")) as car:
+                    await greet(car, waiting)
+                    evil = Spy(broker, "evil")
+                    await evil.client.connect()
+                    for topic in (
+                        f"dr/v1/{FLEET}/car/down",
+                        f"dr/v1/{FLEET}/+/down",
+                        f"dr/v1/{FLEET}/decoder-1/+/up",
+                        f"dr/v1/{FLEET}/+/presence",
+                        "dr/#",
+                        "#",
+                    ):
+                        with pytest.raises(LinkError, match="was refused: Not authorized"):
+                            await evil.client.subscribe([topic])
+                    own = [f"dr/v1/{FLEET}/evil/down", f"dr/v1/{FLEET}/+/state"]
+                    await evil.client.subscribe(own)
+                    evil.client.publish(f"dr/v1/{FLEET}/car/down", b"from evil")
+                    await until(lambda: len(evil.refused) == 1)
+                    evil.client.close()
+
+        run(test)
 
 
 def test_a_device_cannot_throw_out_another_by_taking_its_client_id(broker: SecureBroker) -> None:
