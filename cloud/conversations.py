@@ -3,7 +3,7 @@
 A conversation outlives connections until BYE, `keep_seconds` or the bounds on their number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cloud.access.admission import Admission
@@ -171,11 +171,18 @@ class Conversations:
         self._epochs.pop(device, None)
         return len(names), tenants
 
-    def sweep(self, untouched_since: float) -> None:
-        """Drop those whose device has been away, and that nobody has touched since then."""
+    def sweep(self, untouched_since: float, connected: Iterable[str]) -> None:
+        """Drop those whose device has been away, and that nobody has touched since then.
+
+        A device that is away and has none left is forgotten with its epoch: it tells its own when
+        it comes back.
+        """
         for (device, name), entry in list(self._entries.items()):
             if entry.connection is None and entry.conversation.touched < untouched_since:
                 self.forget(device, name)
+        known = {device for device, _ in self._entries}.union(connected)
+        for device in self._epochs.keys() - known:
+            del self._epochs[device]
 
     def _make_room(self, device: str) -> None:
         """Drop the coldest conversation: the device's own, if it has as many as any may have."""

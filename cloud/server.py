@@ -131,7 +131,8 @@ class Decoder:
         log.warning("hanging up on %d devices that are still connected", len(self._connections))
 
     async def close(self) -> None:
-        """Hang up on everybody and stop the engine."""
+        """Hang up on everybody and stop the engine; whoever comes meanwhile is sent away."""
+        self.draining = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self.gate.close()
@@ -302,7 +303,8 @@ class Decoder:
         raise ConfigError(f"{shown}: expected shm:///absolute/path or mqtt://host:port")
 
     def _sweep(self) -> None:
-        self.conversations.sweep(self.voice.clock() - self._settings.keep_seconds)
+        since = self.voice.clock() - self._settings.keep_seconds
+        self.conversations.sweep(since, self._connections)
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
 

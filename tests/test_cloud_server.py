@@ -22,6 +22,7 @@ from shared.errors import (
     ConfigError,
     ContextLengthError,
     DeltarelayError,
+    LinkError,
     LocalProtocolError,
     ModelError,
     SupersededError,
@@ -365,6 +366,54 @@ def test_a_second_agent_with_the_same_identity_takes_over_and_the_first_is_told(
                     await asyncio.sleep(0.05)
                     await talk.revise("hello??")
         world.decoder.conversations.forget("car", talk.stream.body.conversation)
+
+    in_world(test)
+
+
+def test_a_decoder_that_ends_takes_nobody_in_who_comes_meanwhile() -> None:
+    async def test() -> None:
+        decoder = Decoder(small_brain(model_folder()), small_settings(model_folder()))
+        await decoder.start([])
+        closing = asyncio.create_task(decoder.close())
+        await asyncio.sleep(0)
+        with pytest.raises(LinkError, match="about to leave"):
+            async with World(decoder).agent():
+                pass
+        await closing
+
+    asyncio.run(test())
+
+
+def test_of_devices_that_are_away_and_hold_nothing_nothing_is_left() -> None:
+    async def test(world: World) -> None:
+        held = world.decoder.conversations
+        for number in range(5):
+            async with world.agent(f"stranger-{number}"):
+                pass
+        async with world.agent("here"), world.agent("away") as away:
+            async with away.conversation(max_tokens=3, keep=True) as talk:
+                assert await answer(talk, "hello")
+            await away.close()
+            while list(world.decoder.devices) != ["here"]:
+                await asyncio.sleep(0.005)
+            held.sweep(float("-inf"), world.decoder.devices)
+            assert sorted(held._epochs) == ["away", "here"]
+            held.sweep(float("inf"), world.decoder.devices)
+            assert (len(held), list(held._epochs)) == (0, ["here"])
+
+    in_world(test)
+
+
+def test_a_device_whose_epoch_was_forgotten_goes_on_with_its_own() -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent, agent.conversation(max_tokens=3) as talk:
+            before = await answer(talk, "hello"), agent.welcome.epoch
+            world.decoder.conversations.sweep(float("inf"), ())
+            world.decoder.conversations.forget_device("car")
+            world.transports[-1].close()
+            assert await answer(talk, "and again")
+            assert agent.welcome.epoch > before[1]
+            assert list(talk.stream.turns[0].reply_ids) == before[0]
 
     in_world(test)
 
