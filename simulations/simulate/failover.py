@@ -29,9 +29,8 @@ AWAY = 1.0
 """Seconds until a killed decoder is started again."""
 FROZEN = 2 * PATIENCE
 """Seconds that a decoder is frozen."""
-REPLY_TOKENS = 64
-DEADLINE = 60.0
-"""Seconds that a turn may take."""
+SETTINGS = {"max-tokens": 64, "deadline": 60.0, "pace": 6.0, "pause": 1.0}
+"""Of the vehicles."""
 GOES_ON_WITHIN = 60.0
 """Seconds after a fault in which each conversation must have the answer to another turn."""
 LONGEST_GAP = 10.0
@@ -100,8 +99,7 @@ class _Pair:
         """
         began = self._loop.time()
         for number in range(vehicles):
-            options = {"max-tokens": REPLY_TOKENS, "deadline": DEADLINE}
-            await self._fleet.add(f"car-{number}", self._url, options)
+            await self._fleet.add(f"car-{number}", self._url, SETTINGS)
         await self._fleet.answers(GOES_ON_WITHIN)
         while True:
             for what in ("kill", "freeze", "drain"):
