@@ -157,9 +157,8 @@ class Agent:
         """Connect and agree on the tokenizer. Who was here before may start without a decoder."""
         self._link = link
         remembered = self._spool.welcome if self._spool is not None else None
-        if remembered is not None and len(
-            self._conversations
-        ):  # their ids are those of this tokenizer
+        has_ids = len(self._conversations) > 0
+        if remembered is not None and has_ids:  # which mean something to one tokenizer only
             self._session.use_tokenizer(remembered.tokenizer, remembered.golden)
         try:
             await link.start()

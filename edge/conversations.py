@@ -35,6 +35,9 @@ class Entry:
     """Keeps it on disk; None: nothing does."""
     talk: Talk | None = None
     """What the application has of it; None: nothing now."""
+    refused: bool = False
+    """The decoder will not go on with it: whoever enters it again begins another one, with this
+    history."""
 
 
 class Conversations:
@@ -118,8 +121,10 @@ class Conversations:
                 self._when_kept(entry, partial(self._finished, entry, tell), sync=True)
             case Noticed(_, topic, text) if talk is not None:
                 talk.noticed(topic, text)
-            case Refused() if talk is not None:
-                talk.failed(_refusal(event))
+            case Refused():
+                entry.refused = True
+                if talk is not None:
+                    talk.failed(_refusal(event))
             case _:
                 pass
 
@@ -145,9 +150,9 @@ class Conversations:
         if entry.talk is not None:
             raise ConfigError(f"conversation {name!r} is in use: leave its block first")
         old = entry.stream
-        if replace(old.body, conversation=body.conversation) == body:
+        if not entry.refused and replace(old.body, conversation=body.conversation) == body:
             return entry
-        # under other terms it is another conversation for the decoder, with this history
+        # refused, or under other terms, it is another conversation for the decoder, with this history
         kept = Kept(body, old.turns, list(old.log.committed), attempt=old.attempt)
         kept.reply = old.reply.ids
         kept.ended = entry.recorder.ended if entry.recorder is not None else None

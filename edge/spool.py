@@ -164,8 +164,8 @@ class Recorder:
     def begin(self) -> None:
         """Write all of it, in place of whatever is there."""
         self._told = Kept(self._body)
-        self._outbox.write(Cut(self._name), self._put(Began(self._body), at=0))
-        self.record()
+        began = self._put(Began(self._body), at=0)
+        self._outbox.write(Cut(self._name), began, *self._news())
 
     def record(self, then: Callable[[], object] | None = None, *, sync: bool = False) -> None:
         """Write what is new.
@@ -174,14 +174,7 @@ class Recorder:
             then: called from another thread when it would outlive this process.
             sync: and a loss of power, too.
         """
-        changes: list[Change] = []
-        for turn in self._stream.turns[len(self._told.turns) :]:
-            at = 1 + len(self._told.turns)
-            unread = self.unread and at == len(self._stream.turns)
-            record = Exchanged(turn.user_ids, turn.reply_ids, turn.reason, unread)
-            changes += [Cut(self._name, at), self._put(record, at)]
-        for piece in self._open_turn():
-            changes.append(self._put(piece, self._told.next_place))
+        changes = self._news()
         if changes or then is not None:
             self._outbox.write(*changes, urgent=sync, then=then)
 
@@ -195,6 +188,18 @@ class Recorder:
         self._outbox.write(Cut(self._name))
 
     # --- inside
+
+    def _news(self) -> list[Change]:
+        """Return what the disk is to be told; from now on it counts as told."""
+        changes: list[Change] = []
+        for turn in self._stream.turns[len(self._told.turns) :]:
+            at = 1 + len(self._told.turns)
+            unread = self.unread and at == len(self._stream.turns)
+            record = Exchanged(turn.user_ids, turn.reply_ids, turn.reason, unread)
+            changes += [Cut(self._name, at), self._put(record, at)]
+        for piece in self._open_turn():
+            changes.append(self._put(piece, self._told.next_place))
+        return changes
 
     def _open_turn(self) -> Generator[Record, None, None]:
         stream, told = self._stream, self._told

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from edge.spool import Kept, Moment, Recorder, Spool
 from shared.errors import LinkError
 from shared.frames import OpenBody, Reason, WelcomeBody
-from shared.outbox import Bounds, Item, Kind, Put
+from shared.outbox import Bounds, Change, Item, Kind, Put
 from shared.session import ConversationLog
 
 BODY = OpenBody("c0ffee", "You are a car.", max_tokens=7)
@@ -128,6 +129,31 @@ def test_several_conversations_are_kept_apart_and_a_dropped_one_is_gone(tmp_path
     spool = Spool(tmp_path)
     assert {name: kept.ids for name, kept in spool.kept.items()} == {"trip": [0], "Fahrt ☕": [2]}
     spool.close()
+
+
+def test_a_conversation_is_rewritten_as_one_change_so_that_no_crash_leaves_half_of_it(
+    tmp_path: Path,
+) -> None:
+    spool = Spool(tmp_path)
+    log = ConversationLog()
+    log.revise(0, [1, 2], [])
+    log.end()
+    log.reply.ids += [3]
+    log.finish(Reason.STOP)
+    log.revise(0, [4], [])
+    recorder = Recorder(spool.outbox, "trip", log, Kept(BODY))
+    written: list[int] = []
+    write = spool.outbox.write
+
+    def count(*changes: Change, **more: Any) -> None:
+        written.append(len(changes))
+        write(*changes, **more)
+
+    spool.outbox.write = count  # type: ignore[method-assign]
+    recorder.claim()
+    assert len(written) == 1
+    spool.close()
+    assert state(read_back(tmp_path)[0]) == state(log)
 
 
 def test_the_last_decoder_is_remembered(tmp_path: Path) -> None:
