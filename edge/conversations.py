@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from edge.spool import Kept, Recorder, Spool
+from edge.spool import Kept, Moment, Recorder, Spool
 from edge.talk import Talk
 from shared.errors import (
     ConfigError,
@@ -152,10 +152,12 @@ class Conversations:
         old = entry.stream
         if not entry.refused and replace(old.body, conversation=body.conversation) == body:
             return entry
-        # refused, or under other terms, it is another conversation for the decoder, with this history
+        # for the decoder it is another conversation, with this history
         kept = Kept(body, old.turns, list(old.log.committed), attempt=old.attempt)
         kept.reply = old.reply.ids
-        kept.ended = entry.recorder.ended if entry.recorder is not None else None
+        if old.ended:
+            ended = entry.recorder.ended if entry.recorder is not None else None
+            kept.ended = ended or Moment.now()
         del self._entries[old.number]
         old.close()
         self._pump()

@@ -15,7 +15,7 @@ from edge.agent import Agent, connect
 from edge.link import Link
 from edge.spool import Spool
 from edge.talk import Talk
-from shared.errors import ConfigError, LinkError, TurnError
+from shared.errors import ConfigError, LinkError, ModelError, TurnError
 from shared.frames import HelloBody, Reason
 from shared.session import CloudStream, EdgeSession
 from shared.transport import Transport
@@ -114,6 +114,12 @@ async def answer(talk: Talk, text: str | None) -> list[int]:
     async for _ in talk.finish(text):
         pass
     return list(talk.stream.turns[-1].reply_ids)
+
+
+async def read(talk: Talk) -> None:
+    """Read a pending reply to its end."""
+    async for _ in talk.resume():
+        pass
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -329,6 +335,21 @@ def test_a_conversation_that_was_left_for_good_is_not_on_disk_any_more() -> None
                 await answer(talk, "hello")
         async with world.agent() as agent:
             assert agent.kept == []
+
+    in_world(test)
+
+
+def test_a_conversation_that_was_refused_is_refused_again_not_waited_for() -> None:
+    async def test(world: World) -> None:
+        async with world.agent() as agent:
+            for _ in range(3):
+                async with agent.conversation("trip", adapter="nobody's", keep=True) as talk:
+                    with pytest.raises(ModelError, match="nobody's"):
+                        async with asyncio.timeout(10):
+                            await answer(talk, "hello") if not talk.pending else await read(talk)
+            async with agent.conversation("trip", max_tokens=4) as talk:
+                await read(talk)
+                assert len(talk.stream.turns) == 1, "what was said is answered under other terms"
 
     in_world(test)
 
