@@ -1,5 +1,6 @@
 """One device's connection to the decoder: routes what its session reports to its conversations."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from typing import Protocol
 from cloud.conversation import Conversation
 from shared import frames
 from shared.channel import Channel
-from shared.errors import DeltarelayError, SupersededError
+from shared.errors import DeltarelayError, LinkError, SupersededError
 from shared.frames import HelloBody, Load, WelcomeBody
 from shared.session import (
     Closed,
@@ -23,6 +24,9 @@ from shared.session.cloud_stream import IdCheck
 from shared.transport import Transport
 
 log = logging.getLogger(__name__)
+
+GREET_WITHIN = 10.0
+"""Seconds a connection gets until it says who it is: it holds one of a bounded number of places."""
 
 
 class Held(Protocol):
@@ -48,12 +52,13 @@ class House(Protocol):
 
 
 class Connection:
-    """One device's connection to the decoder."""
+    """One device's connection to the decoder; whoever does not greet is hung up on."""
 
     def __init__(self, decoder: House, transport: Transport) -> None:
         self._decoder, self._transport = decoder, transport
         self._held = decoder.conversations
         self._device = ""
+        self._alarm: asyncio.TimerHandle | None = None
         self.session = CloudSession(decoder.check_ids)
         self._channel = Channel(
             self.session,
@@ -66,6 +71,8 @@ class Connection:
     def start(self) -> None:
         """Let frames in."""
         self._channel.start()
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_later(GREET_WITHIN, self._check_greeted)
 
     def pump(self) -> None:
         """Send what the session owes."""
@@ -93,6 +100,10 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._channel.close()
+
+    def _check_greeted(self) -> None:
+        if not self._device:
+            self.refuse(LinkError(f"no HELLO within {GREET_WITHIN:g} s"))
 
     def _on_events(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -153,6 +164,8 @@ class Connection:
             self.session.refuse_stream(number, error)
 
     def _on_closed(self, reason: DeltarelayError) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         log.info("%s: device %s left: %s", self._transport.name, self._device or "?", reason)
         self.session.detach()
         self._decoder.leave(self, self._device)

@@ -585,3 +585,20 @@ def test_what_would_take_long_to_prepare_is_refused_unread(asked: dict[str, str]
                 await answer(talk, "Find a charger")
 
     in_world(test)
+
+
+def test_whoever_does_not_greet_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud.connection.GREET_WITHIN", 0.05)
+
+    async def test(world: World) -> None:
+        closed = asyncio.Event()
+        silent = await world.open()
+        silent.start(lambda _frame: None, lambda _why: closed.set())
+        async with world.agent() as agent, agent.conversation(max_tokens=3) as talk:
+            async with asyncio.timeout(10):
+                await closed.wait()
+            await asyncio.sleep(0.1)
+            assert await answer(talk, "I have greeted")
+            assert agent.num_reconnects == 0
+
+    in_world(test)
