@@ -4,10 +4,11 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 
-from shared.errors import LinkError, RemoteProtocolError, TokenizerMismatchError
-from shared.frames import WelcomeBody
+from shared.errors import LinkError, RemoteProtocolError
+from shared.frames import HelloBody, WelcomeBody
 from shared.models import cached_blob, store_blob
 from shared.session import BlobArrived, EdgeSession
+from shared.session.agreement import mismatch
 from shared.tokenizer import MAX_BLOB, Tokenizer, load_tokenizer
 
 FETCH_TIMEOUT = 30.0
@@ -44,17 +45,10 @@ class TokenizerFetch:
                 )
             blob = await self._fetch(digest)
         tokenizer = load_tokenizer(blob)
-        if tokenizer.digest != digest:
-            raise TokenizerMismatchError(
-                f"tokenizer here {tokenizer.digest}, at decoder {welcome.decoder} {digest}: "
-                "leave `tokenizer` unset to fetch the decoder's"
-            )
-        if tokenizer.golden != welcome.golden:
-            raise TokenizerMismatchError(
-                f"tokenizer {digest}: the golden texts are split differently here "
-                f"({tokenizer.golden}) and at decoder {welcome.decoder} "
-                f"({welcome.golden}): install the same tokenizer library versions"
-            )
+        mine = HelloBody("", "", tokenizer=tokenizer.digest, golden=tokenizer.golden)
+        error = mismatch(mine, welcome)
+        if error is not None:
+            raise error
         return tokenizer
 
     def take(self, event: BlobArrived) -> None:
